@@ -1,0 +1,318 @@
+//! The rows that are rates: acquire and release, a refused acquire, a renewal.
+//!
+//! All scripts of a row have the same structure on the client's side (the same variables, the same
+//! number of statements, no BEGIN), and names are put together by the server in all of them, so that
+//! what differs is the work asked for. After each run of leasehold the server is asked whether the
+//! calls did what they should: a refusal is fast too.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use postgres::Client;
+
+use crate::cluster::Cluster;
+use crate::leases::{expect_held, take};
+use crate::pgbench::Script;
+use crate::report::{Figure, Ratio, Report, Target};
+use crate::stats::{median, range, ratios};
+use crate::{Options, Result};
+
+/// Resources of each client, taken in turn. With 32 clients that is 16,000, what the lease table
+/// holds by default.
+const RESOURCES_PER_CLIENT: i64 = 500;
+const MAX_CLIENTS: i64 = 32;
+
+const ACQUIRE: &str = "\
+\\set n (:n + 1) % 500
+SELECT acquire_lease('bench/' || :client_id || '/' || :n) AS token \\gset
+SELECT release_lease('bench/' || :client_id || '/' || :n, :token);
+";
+
+const INSERT: &str = "\
+\\set n (:n + 1) % 500
+INSERT INTO bench_insert (resource) VALUES ('bench/' || :client_id || '/' || :n);
+SELECT 1;
+";
+
+const LOCK_TABLE: &str = "\
+\\set n (:n + 1) % 500
+INSERT INTO bench_lock AS l (resource, holder, token, expires_at) \
+VALUES ('bench/' || :client_id || '/' || :n, 'worker', 1, clock_timestamp() + interval '30 s') \
+ON CONFLICT (resource) DO UPDATE SET holder = excluded.holder, token = l.token + 1, expires_at = excluded.expires_at \
+WHERE l.expires_at <= clock_timestamp() RETURNING token \\gset
+UPDATE bench_lock SET expires_at = '-infinity' WHERE resource = 'bench/' || :client_id || '/' || :n AND token = :token;
+";
+
+const HELD: &str = "SELECT acquire_lease('bench/held');\n";
+const SELECT_1: &str = "SELECT 1;\n";
+
+/// A client's resource is its number: pgbench can hand that over as it is.
+const RENEW: &str = "\
+\\set token :first + :client_id
+SELECT renew_lease(:client_id, :token);
+";
+
+const SELECT_1_SET: &str = "\
+\\set token :first + :client_id
+SELECT 1;
+";
+
+/// Variables of a script, and what `check` needs to know of the leases that `prepare` took.
+type Variables = Vec<(&'static str, i64)>;
+
+/// One way to do the job, and what to do before and after each of its runs, which is not measured.
+struct Competitor {
+    name: &'static str,
+    script: Script,
+    prepare: fn(&mut Client, clients: u32) -> Result<Variables>,
+    check: fn(&mut Client, clients: u32, &Variables) -> Result<()>,
+}
+
+/// The rows of one number of clients: the first competitor is ours, each other one gives a row.
+struct Contest<'a> {
+    what: String,
+    clients: u32,
+    competitors: &'a [Competitor],
+    targets: &'a [Target],
+}
+
+/// Durable acquire and release of distinct resources, against one INSERT and against a lock table.
+pub fn acquire(options: &Options, cluster: &Cluster, report: &mut Report) -> Result<()> {
+    let mut client = cluster.connect()?;
+    seed(&mut client)?;
+    let prepare = |_: &mut Client, _| Ok(vec![("n", 0)]);
+    let competitors = [
+        Competitor {
+            name: "leasehold",
+            script: Script::new(cluster, "acquire", ACQUIRE)?,
+            prepare,
+            check: |client, _, _| expect_held(client, "true", 0),
+        },
+        Competitor {
+            name: "one-row INSERT + SELECT 1",
+            script: Script::new(cluster, "insert", INSERT)?,
+            prepare,
+            check: no_check,
+        },
+        Competitor {
+            name: "lock table",
+            script: Script::new(cluster, "lock_table", LOCK_TABLE)?,
+            prepare,
+            check: no_check,
+        },
+    ];
+    for clients in [1, 8, 32] {
+        let contest = Contest {
+            what: format!("durable acquire + release, {}", count(clients)),
+            clients,
+            competitors: &competitors,
+            targets: &[Target::AtLeast(0.85), Target::AtLeast(1.5)],
+        };
+        contest.hold(options, cluster, &mut client, report)?;
+    }
+    Ok(())
+}
+
+/// A lease that another holds, so that every call answers NULL; all clients on one resource.
+pub fn held(options: &Options, cluster: &Cluster, report: &mut Report) -> Result<()> {
+    let mut client = cluster.connect()?;
+    let competitors = [
+        Competitor {
+            name: "leasehold",
+            script: Script::new(cluster, "held", HELD)?,
+            prepare: |client, _| {
+                Ok(vec![(
+                    "first",
+                    take(client, &["bench/held".into()], "5 min")?,
+                )])
+            },
+            check: |client, _, variables| {
+                expect_held(client, &format!("token = {}", variables[0].1), 1)
+            },
+        },
+        Competitor {
+            name: "SELECT 1",
+            script: Script::new(cluster, "select_1", SELECT_1)?,
+            prepare: |_, _| Ok(Variables::new()),
+            check: no_check,
+        },
+    ];
+    for clients in [1, 32] {
+        let contest = Contest {
+            what: format!("acquire of a held lease, {}", count(clients)),
+            clients,
+            competitors: &competitors,
+            targets: &[Target::AtLeast(0.85)],
+        };
+        contest.hold(options, cluster, &mut client, report)?;
+    }
+    Ok(())
+}
+
+/// Each client renews its own lease.
+pub fn renew(options: &Options, cluster: &Cluster, report: &mut Report) -> Result<()> {
+    let mut client = cluster.connect()?;
+    let competitors = [
+        Competitor {
+            name: "leasehold",
+            script: Script::new(cluster, "renew", RENEW)?,
+            prepare: |client, clients| {
+                let resources: Vec<String> =
+                    (0..clients).map(|number| number.to_string()).collect();
+                Ok(vec![("first", take(client, &resources, "30 s")?)])
+            },
+            check: |client, clients, _| {
+                expect_held(client, "renewed_at > granted_at", clients.into())
+            },
+        },
+        Competitor {
+            name: "SELECT 1",
+            script: Script::new(cluster, "select_1_set", SELECT_1_SET)?,
+            prepare: |_, _| Ok(vec![("first", 1)]),
+            check: no_check,
+        },
+    ];
+    for clients in [1, 8, 32] {
+        let contest = Contest {
+            what: format!("renew, {}", count(clients)),
+            clients,
+            competitors: &competitors,
+            targets: &[Target::AtLeast(0.85)],
+        };
+        contest.hold(options, cluster, &mut client, report)?;
+    }
+    Ok(())
+}
+
+impl Contest<'_> {
+    fn hold(
+        &self,
+        options: &Options,
+        cluster: &Cluster,
+        client: &mut Client,
+        report: &mut Report,
+    ) -> Result<()> {
+        let mut rates = vec![Vec::new(); self.competitors.len()];
+        // the first round warms up and is thrown away
+        for round in 0..=options.rounds {
+            for step in 0..self.competitors.len() {
+                // each round begins with another one, so that nobody always follows the same
+                let number = (round as usize + step) % self.competitors.len();
+                let seconds = if round == 0 { 1 } else { options.seconds };
+                let rate = self.run(&self.competitors[number], cluster, client, seconds)?;
+                eprintln!(
+                    "{}, round {round}: {} {}",
+                    self.what,
+                    self.competitors[number].name,
+                    per_second(rate)
+                );
+                if round > 0 {
+                    rates[number].push(rate);
+                }
+            }
+        }
+        let (ours, others) = rates.split_first().ok_or("no competitor")?;
+        for ((competitor, theirs), target) in
+            self.competitors[1..].iter().zip(others).zip(self.targets)
+        {
+            let against = Figure {
+                name: competitor.name,
+                value: per_second(median(theirs)),
+            };
+            let ratios = ratios(ours, theirs);
+            let (low, high) = range(&ratios);
+            let ratio = Ratio {
+                value: median(&ratios),
+                spread: format!(" ({low:.2} to {high:.2})"),
+            };
+            report.ratio(
+                &self.what,
+                per_second(median(ours)),
+                against,
+                ratio,
+                Some(*target),
+            );
+        }
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        competitor: &Competitor,
+        cluster: &Cluster,
+        client: &mut Client,
+        seconds: u32,
+    ) -> Result<f64> {
+        let variables = (competitor.prepare)(client, self.clients)?;
+        settle(client)?;
+        let rate = competitor
+            .script
+            .rate(cluster, self.clients, seconds, &variables)?;
+        (competitor.check)(client, self.clients, &variables)?;
+        Ok(rate)
+    }
+}
+
+/// Every resource is known to each competitor before the first round, so that none measures first touches.
+fn seed(client: &mut Client) -> Result<()> {
+    client.batch_execute(&format!(
+        "CREATE TABLE bench_insert (
+             id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+             resource text NOT NULL,
+             at timestamptz NOT NULL DEFAULT clock_timestamp());
+         CREATE TABLE bench_lock (
+             resource text PRIMARY KEY,
+             holder text NOT NULL,
+             token bigint NOT NULL,
+             expires_at timestamptz NOT NULL);
+         INSERT INTO bench_lock
+             SELECT 'bench/' || client || '/' || n, 'worker', 1, '-infinity'
+             FROM generate_series(0, {MAX_CLIENTS} - 1) AS client, generate_series(0, {RESOURCES_PER_CLIENT} - 1) AS n;
+         ANALYZE bench_lock"
+    ))?;
+    for number in 0..MAX_CLIENTS {
+        // a transaction each: one transaction can't hold the locks of all of them
+        client.execute(
+            "SELECT release_lease(resource, acquire_lease(resource))
+             FROM (SELECT 'bench/' || $1::bigint || '/' || n FROM generate_series(0, $2::bigint - 1) AS n) AS r (resource)",
+            &[&number, &RESOURCES_PER_CLIENT],
+        )?;
+    }
+    Ok(())
+}
+
+fn no_check(_: &mut Client, _: u32, _: &Variables) -> Result<()> {
+    Ok(())
+}
+
+/// Lets the server finish what the run before left to its background processes. They report the
+/// end of it to nobody, so we watch the WAL come to rest.
+fn settle(client: &mut Client) -> Result<()> {
+    const STILL: Duration = Duration::from_millis(100);
+    const LIMIT: Duration = Duration::from_secs(10);
+    let begin = Instant::now();
+    let mut position = wal_position(client)?;
+    while begin.elapsed() < LIMIT {
+        sleep(STILL);
+        let next = wal_position(client)?;
+        if next == position {
+            return Ok(());
+        }
+        position = next;
+    }
+    Err("the server writes WAL without being asked to".into())
+}
+
+fn wal_position(client: &mut Client) -> Result<String> {
+    Ok(client
+        .query_one("SELECT pg_current_wal_insert_lsn()::text", &[])?
+        .get(0))
+}
+
+fn count(clients: u32) -> String {
+    format!("{clients} client{}", if clients == 1 { "" } else { "s" })
+}
+
+fn per_second(rate: f64) -> String {
+    format!("{rate:.0}/s")
+}

@@ -1,0 +1,409 @@
+//! The lease record of one resource and everything that can happen to it.
+//!
+//! A record is plain data: it lives in shared memory, is copied freely, and every transition is a
+//! pure function of the record and of the arguments. Time comes in as microseconds of a clock that
+//! no one can set; a transaction comes in as an `owner` number, unique among the transactions that
+//! run; the fence lock, the ledger and the token sequence are the caller's.
+//!
+//! Invariants
+//! - **`t_max` never falls.** It is raised when a grant is recorded, not when it commits, and stays
+//!   raised when the grant is rolled back.
+//! - **At most one lease runs.** A grant can only begin when the last lease is over, and while a
+//!   grant is in progress no other can begin.
+//! - A lease can only run (be live) while its token is `t_max`.
+//! - A caller records a grant only while it holds the fence lock exclusively, so no transaction that
+//!   passed a verdict on an older token is still open then. This module cannot see that lock: the
+//!   model checker in `tests/model.rs` proves what holds with it, and what breaks without.
+
+/// Microseconds, of a clock that no one can set or of a duration.
+pub type Micros = i64;
+
+/// How a lease ended, as far as more than the clock tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum End {
+    /// It has not been ended: it runs until its deadline.
+    Running = 0,
+    /// Its holder released it.
+    Released = 1,
+    /// The ledger knows it, but it is not to be trusted here: granted by another server, in another
+    /// database, or on a timeline that was left. Its token still counts as T_max.
+    Lost = 2,
+}
+
+/// The last committed lease of a resource; `token` 0 when there has been none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Lease {
+    /// The fencing token that names this lease.
+    pub token: i64,
+    /// The TTL that the deadline was last computed from.
+    pub ttl_us: Micros,
+    /// The longest TTL of this lease that is durable in the ledger.
+    pub ledger_ttl_us: Micros,
+    /// The first instant at which the lease is over.
+    pub deadline_us: Micros,
+    /// Whether it was ended before that.
+    pub end: End,
+}
+
+/// A grant whose transaction has not ended yet; `owner` 0 when there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Grant {
+    /// The transaction that is being granted the resource.
+    pub owner: u64,
+    /// Its token; 0 until the grant is recorded.
+    pub token: i64,
+    /// The TTL that the lease will run from the commit.
+    pub ttl_us: Micros,
+    /// The TTL that the ledger row of this transaction holds.
+    pub ledger_ttl_us: Micros,
+    /// Until when it runs if the commit came now.
+    pub deadline_us: Micros,
+}
+
+/// Everything that decides about one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Record {
+    /// The highest token granted for the resource, 0 when none is known.
+    pub t_max: i64,
+    /// The last committed lease.
+    pub lease: Lease,
+    /// The grant in progress.
+    pub grant: Grant,
+    /// Somebody wanted the resource after the lease was over: from then on no further transaction may
+    /// fence under its token, or a busy old holder could keep a taker out for ever.
+    pub contested: bool,
+}
+
+/// What the ledger says of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Remembered {
+    /// T_max.
+    pub token: i64,
+    /// The longest TTL of the last lease that was made durable.
+    pub ttl_us: Micros,
+    /// The row says that the lease was released.
+    pub released: bool,
+    /// The row is this database's own and its history is this server's: the lease counts.
+    pub trusted: bool,
+}
+
+/// The answer to [`Record::begin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Begin {
+    /// A lease is live.
+    Held,
+    /// Another transaction is being granted the resource.
+    InProgress,
+    /// The grant is now in progress for this owner.
+    Begun,
+}
+
+/// The answer to [`Record::release_answer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Release {
+    /// It is this lease, and it is live: it may be released when the transaction commits.
+    Yes,
+    /// It was released before, and nobody was granted the resource since.
+    Already,
+    /// Expired, superseded, lost, or never held under that token.
+    No,
+}
+
+/// Why a lease is over, in a verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Over {
+    /// It was released.
+    Released,
+    /// It expired, and another wants the resource (or the check is strict).
+    Expired,
+}
+
+/// What the fence says of a presented token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// The token is good. `deadline_us` is when the lease is over, for checks that must not be late.
+    Good {
+        /// The token that is good (of a list of presented ones).
+        token: i64,
+        /// When its lease is over.
+        deadline_us: Micros,
+    },
+    /// LH001: below T_max, or lost with a restart, promotion or copy, or never granted.
+    Stale,
+    /// LH002: above T_max and above the floor, or granted by a transaction that has not committed or
+    /// was rolled back.
+    Unknown,
+    /// LH004: the lease is over.
+    Over(Over),
+}
+
+/// What a reader sees of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Nobody holds it and nobody needs to be waited for.
+    Free,
+    /// A lease is live, or is being granted.
+    Held,
+    /// The last lease ran out and nobody has taken the resource since.
+    Expired,
+}
+
+impl Lease {
+    /// No lease.
+    pub const NONE: Lease = Lease {
+        token: 0,
+        ttl_us: 0,
+        ledger_ttl_us: 0,
+        deadline_us: 0,
+        end: End::Running,
+    };
+}
+
+impl Grant {
+    /// No grant in progress.
+    pub const NONE: Grant = Grant {
+        owner: 0,
+        token: 0,
+        ttl_us: 0,
+        ledger_ttl_us: 0,
+        deadline_us: 0,
+    };
+}
+
+impl Record {
+    /// A resource that has never been granted, as far as anyone knows.
+    pub const UNKNOWN: Record = Record {
+        t_max: 0,
+        lease: Lease::NONE,
+        grant: Grant::NONE,
+        contested: false,
+    };
+
+    /// The record of a resource that only the ledger knows. A lease that was not released counts as
+    /// live for its full TTL from `writable_us`, the moment at which this server became writable.
+    pub fn recovered(row: Remembered, writable_us: Micros) -> Record {
+        let end = match (row.trusted, row.released) {
+            (false, _) => End::Lost,
+            (true, true) => End::Released,
+            (true, false) => End::Running,
+        };
+        Record {
+            t_max: row.token,
+            lease: Lease {
+                token: row.token,
+                ttl_us: row.ttl_us,
+                ledger_ttl_us: row.ttl_us,
+                deadline_us: writable_us.saturating_add(row.ttl_us),
+                end,
+            },
+            grant: Grant::NONE,
+            contested: false,
+        }
+    }
+
+    /// Whether the committed lease is not over.
+    pub fn is_live(&self, now_us: Micros) -> bool {
+        self.lease.token != 0
+            && self.lease.token == self.t_max
+            && self.lease.end == End::Running
+            && now_us < self.lease.deadline_us
+    }
+
+    /// Whether the record may be forgotten: its T_max is in the ledger or below the floor. A raised
+    /// T_max of a grant that was rolled back is forgotten with it: no one was ever told that token.
+    pub fn is_evictable(&self, now_us: Micros) -> bool {
+        self.grant.owner == 0 && !self.is_live(now_us)
+    }
+
+    /// What a reader sees.
+    pub fn state(&self, now_us: Micros) -> State {
+        if self.grant.token != 0 || self.is_live(now_us) {
+            State::Held
+        } else if self.lease.token != 0
+            && self.lease.token == self.t_max
+            && self.lease.end == End::Running
+        {
+            State::Expired
+        } else {
+            State::Free
+        }
+    }
+
+    /// Begins a grant. Only one can be in progress; the first taker after the end of a lease also
+    /// closes that lease's token to further transactions.
+    pub fn begin(&mut self, owner: u64, now_us: Micros) -> Begin {
+        if self.grant.owner != 0 {
+            return Begin::InProgress;
+        }
+        if self.is_live(now_us) {
+            return Begin::Held;
+        }
+        self.contested = self.lease.token != 0;
+        self.grant = Grant {
+            owner,
+            ..Grant::NONE
+        };
+        Begin::Begun
+    }
+
+    /// Records the grant that `owner` began, under the exclusive fence lock. False, and nothing
+    /// changes, where it has not begun one or where `token` does not rise: the caller's bug.
+    pub fn grant(&mut self, owner: u64, token: i64, ttl_us: Micros, now_us: Micros) -> bool {
+        if owner == 0 || self.grant.owner != owner || self.grant.token != 0 || token <= self.t_max {
+            return false;
+        }
+        self.t_max = token;
+        self.grant = Grant {
+            owner,
+            token,
+            ttl_us,
+            ledger_ttl_us: ttl_us,
+            deadline_us: now_us.saturating_add(ttl_us),
+        };
+        true
+    }
+
+    /// Makes the grant of a committed transaction a lease, which runs in full from now: its holder
+    /// has waited for the commit.
+    pub fn commit(&mut self, owner: u64, now_us: Micros) {
+        let grant = self.grant;
+        if owner == 0 || grant.owner != owner || grant.token == 0 {
+            return;
+        }
+        self.lease = Lease {
+            token: grant.token,
+            ttl_us: grant.ttl_us,
+            ledger_ttl_us: grant.ledger_ttl_us,
+            deadline_us: now_us.saturating_add(grant.ttl_us).max(grant.deadline_us),
+            end: End::Running,
+        };
+        self.grant = Grant::NONE;
+        self.contested = false;
+    }
+
+    /// Forgets the grant of `owner`: drained in vain, or rolled back. T_max stays.
+    pub fn abort(&mut self, owner: u64) {
+        if owner != 0 && self.grant.owner == owner {
+            self.grant = Grant::NONE;
+        }
+    }
+
+    /// Runs the lease of `token` for a full `ttl_us` from now, never shortening what is left. False,
+    /// and nothing changes, when it is over. `owner` is the caller's transaction.
+    pub fn renew(&mut self, owner: u64, token: i64, ttl_us: Micros, now_us: Micros) -> bool {
+        let deadline_us = now_us.saturating_add(ttl_us);
+        if self.is_own_grant(owner, token) {
+            self.grant.ttl_us = self.grant.ttl_us.max(ttl_us);
+            self.grant.deadline_us = self.grant.deadline_us.max(deadline_us);
+            return true;
+        }
+        if self.lease.token != token || !self.is_live(now_us) {
+            return false;
+        }
+        if deadline_us >= self.lease.deadline_us {
+            self.lease.deadline_us = deadline_us;
+            self.lease.ttl_us = ttl_us;
+        }
+        true
+    }
+
+    /// The longest TTL of the lease of `token` that the ledger holds or will hold when `owner`
+    /// commits; a renewal beyond it must write the ledger. None when `renew` would say false.
+    pub fn durable_ttl_us(&self, owner: u64, token: i64, now_us: Micros) -> Option<Micros> {
+        if self.is_own_grant(owner, token) {
+            Some(self.grant.ledger_ttl_us)
+        } else if self.lease.token == token && self.is_live(now_us) {
+            Some(self.lease.ledger_ttl_us)
+        } else {
+            None
+        }
+    }
+
+    /// Notes that a transaction which wrote `ttl_us` for the lease of `token` to the ledger has
+    /// committed.
+    pub fn note_durable_ttl(&mut self, token: i64, ttl_us: Micros) {
+        if self.lease.token == token {
+            self.lease.ledger_ttl_us = self.lease.ledger_ttl_us.max(ttl_us);
+        }
+    }
+
+    /// What a release of `token` by a transaction `owner` would do. Changes nothing: the release
+    /// itself comes with the commit.
+    pub fn release_answer(&self, owner: u64, token: i64, now_us: Micros) -> Release {
+        if self.is_own_grant(owner, token) {
+            return Release::Yes;
+        }
+        if self.lease.token != token || self.t_max != token {
+            return Release::No;
+        }
+        match self.lease.end {
+            End::Released => Release::Already,
+            End::Running if now_us < self.lease.deadline_us => Release::Yes,
+            End::Running | End::Lost => Release::No,
+        }
+    }
+
+    /// Releases the lease of `token`; its transaction has committed and its locks are gone.
+    pub fn release(&mut self, token: i64) {
+        if self.lease.token == token && self.t_max == token && self.lease.end == End::Running {
+            self.lease.end = End::Released;
+        }
+    }
+
+    /// What the fence says of the presented tokens (one, or the bare ones of the setting, of which
+    /// the resource's own counts). `floor`: tokens at or below it are not valid unless the ledger
+    /// said so. `strict`: an expired lease is over even if nobody wants the resource.
+    ///
+    /// For a write this holds only under the fence lock in share mode.
+    pub fn verdict(
+        &self,
+        presented: &[i64],
+        owner: u64,
+        floor: i64,
+        strict: bool,
+        now_us: Micros,
+    ) -> Verdict {
+        if self.t_max != 0 && presented.contains(&self.t_max) {
+            return self.verdict_on_t_max(owner, strict, now_us);
+        }
+        let stale = |token: &i64| *token < self.t_max || *token <= floor;
+        if presented.iter().any(stale) {
+            Verdict::Stale
+        } else {
+            Verdict::Unknown
+        }
+    }
+
+    fn verdict_on_t_max(&self, owner: u64, strict: bool, now_us: Micros) -> Verdict {
+        let (token, deadline_us) = if self.is_own_grant(owner, self.t_max) {
+            (self.grant.token, self.grant.deadline_us)
+        } else if self.lease.token != self.t_max {
+            // granted by a transaction that has not committed, or was rolled back
+            return Verdict::Unknown;
+        } else {
+            match self.lease.end {
+                End::Lost => return Verdict::Stale,
+                End::Released => return Verdict::Over(Over::Released),
+                End::Running => (self.lease.token, self.lease.deadline_us),
+            }
+        };
+        if now_us >= deadline_us && (strict || self.contested_for(owner)) {
+            return Verdict::Over(Over::Expired);
+        }
+        Verdict::Good { token, deadline_us }
+    }
+
+    /// Whether somebody else waits for what `owner` may still be writing under. What contests the
+    /// lease before one's own grant does not contest the grant.
+    fn contested_for(&self, owner: u64) -> bool {
+        self.contested && !(self.grant.owner == owner && self.grant.token != 0)
+    }
+
+    fn is_own_grant(&self, owner: u64, token: i64) -> bool {
+        owner != 0 && token != 0 && self.grant.owner == owner && self.grant.token == token
+    }
+}

@@ -1,0 +1,287 @@
+//! Tokens only rise (G2), whatever starts, promotions and clocks do; blocks and lists keep what they
+//! are given.
+#![allow(
+    clippy::unwrap_used,
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing
+)]
+
+use leasehold_core::token::{
+    BLOCK, Block, EPOCH_2026_UNIX, EPOCH_SHIFT, LIST_MAX, SECONDS_SHIFT, TokenListError,
+    block_from, first_after_start, parse_list,
+};
+use proptest::prelude::*;
+
+/// What happens to a database.
+#[derive(Debug, Clone)]
+enum Step {
+    /// Tokens are handed out.
+    Grants(u16),
+    /// Crash or shutdown, and start: the sequence is as durable as it ever was.
+    Restart,
+    /// A standby is promoted that received the sequence's writes up to one of them.
+    Promotion { received: prop::sample::Index },
+    /// pg_upgrade or a dump: the timeline starts again, the sequence is whole.
+    Upgrade,
+    /// The wall clock is somewhere else.
+    Clock(i64),
+}
+
+/// A line of servers with one database, kept as a plain list of what the sequence ever said.
+struct Line {
+    /// Each durable position of the sequence, the end of a reserved block.
+    positions: Vec<i64>,
+    /// The timeline started again at 1 with tokens of older timelines in the sequence. The epochs are
+    /// then ahead of the timeline and can't tell two promotions apart of which the second received
+    /// nothing of the first: that order rests on the seconds, which this test sets at will.
+    upgraded: bool,
+    timeline: u32,
+    unix_seconds: i64,
+    block: Block,
+    /// The highest token handed out by any server of the line.
+    highest: i64,
+}
+
+impl Line {
+    fn new(first_position: i64, unix_seconds: i64) -> Self {
+        Self {
+            positions: vec![first_position],
+            upgraded: first_position > 0,
+            timeline: 1,
+            unix_seconds,
+            block: Block::EMPTY,
+            highest: first_position,
+        }
+    }
+
+    fn last_known(&self) -> i64 {
+        *self.positions.last().unwrap()
+    }
+
+    /// Reserves a block; false when tokens are used up.
+    fn reserve(&mut self, start: Option<i64>) -> bool {
+        let Some(block) = start.and_then(block_from) else {
+            return false;
+        };
+        self.block = block;
+        self.positions.push(block.last);
+        true
+    }
+
+    /// The first block of a server that has just started.
+    fn start(&mut self, promoted: bool) -> bool {
+        let start = first_after_start(
+            self.last_known(),
+            self.timeline,
+            promoted,
+            self.unix_seconds,
+        );
+        self.reserve(start)
+    }
+
+    /// Hands out tokens; false when they are used up.
+    fn grants(&mut self, n: u16) -> Result<bool, TestCaseError> {
+        for _ in 0..n {
+            if self.block.is_empty() && !self.reserve(self.last_known().checked_add(1)) {
+                return Ok(false);
+            }
+            let token = self.block.take().unwrap();
+            prop_assert!(
+                token > self.highest,
+                "{token} after {} on timeline {}",
+                self.highest,
+                self.timeline
+            );
+            self.highest = token;
+        }
+        Ok(true)
+    }
+
+    /// The fewest positions that a standby may have received.
+    fn received_min(&self) -> usize {
+        let epoch = self.last_known() >> EPOCH_SHIFT;
+        let older = |position: &&i64| self.upgraded && *position >> EPOCH_SHIFT < epoch;
+        self.positions.iter().take_while(older).count() + 1
+    }
+
+    fn promote(&mut self, received: prop::sample::Index) -> bool {
+        let min = self.received_min();
+        let choices = self.positions.len() - min + 1;
+        self.positions.truncate(min + received.index(choices));
+        self.timeline += 1;
+        self.start(true)
+    }
+
+    fn upgrade(&mut self) -> bool {
+        self.timeline = 1;
+        self.upgraded = true;
+        self.start(false)
+    }
+
+    /// Does a step; false when tokens are used up.
+    fn step(&mut self, step: Step) -> Result<bool, TestCaseError> {
+        Ok(match step {
+            Step::Grants(n) => return self.grants(n),
+            Step::Restart => self.start(false),
+            Step::Promotion { received } => self.promote(received),
+            Step::Upgrade => self.upgrade(),
+            Step::Clock(unix_seconds) => {
+                self.unix_seconds = unix_seconds;
+                true
+            }
+        })
+    }
+}
+
+fn clock() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        4 => (0..200 * 365 * 86_400_i64).prop_map(|s| EPOCH_2026_UNIX - 86_400 + s),
+        1 => any::<i64>(),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3_000_u16).prop_map(Step::Grants),
+        3 => Just(Step::Restart),
+        3 => any::<prop::sample::Index>().prop_map(|received| Step::Promotion { received }),
+        1 => Just(Step::Upgrade),
+        2 => clock().prop_map(Step::Clock),
+    ]
+}
+
+/// Positions a sequence may start from: none, any, and the last ones.
+fn position() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        4 => Just(0),
+        1 => 0..=i64::MAX,
+        1 => (0..10 * BLOCK).prop_map(|n| i64::MAX - n),
+        1 => (0..4_i64, 0..10 * BLOCK).prop_map(|(e, n)| i64::MAX - (e << EPOCH_SHIFT) - n),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn tokens_rise_through_starts_promotions_upgrades_and_any_clock(
+        first in position(),
+        unix in clock(),
+        steps in prop::collection::vec(step(), 0..40),
+    ) {
+        let mut line = Line::new(first, unix);
+        if !line.start(false) {
+            prop_assert_eq!(first, i64::MAX);
+            return Ok(());
+        }
+        for step in steps {
+            if !line.step(step)? {
+                // only near the end of bigint, and never because of a clock or a timeline
+                prop_assert!(line.last_known() >> EPOCH_SHIFT >= i64::MAX >> EPOCH_SHIFT);
+                return Ok(());
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_token_is_the_least_above_all_that_it_must_be_above(
+        last_known in position(),
+        timeline in prop_oneof![0..300_u32, any::<u32>()],
+        promoted: bool,
+        unix in clock(),
+    ) {
+        // the contract in wide numbers, cut to the fields only at the end
+        let last = i128::from(last_known);
+        let known = last >> EPOCH_SHIFT;
+        let epoch_max = i128::from(i64::MAX) >> EPOCH_SHIFT;
+        let least = known + i128::from(promoted);
+        let epoch = least.max(i128::from(timeline) - 1).min(least.max(epoch_max));
+        let seconds = (i128::from(unix) - i128::from(EPOCH_2026_UNIX))
+            .clamp(0, (1 << (EPOCH_SHIFT - SECONDS_SHIFT)) - (1 << 22));
+        let first = (last + 1).max((epoch << EPOCH_SHIFT) + (seconds << SECONDS_SHIFT));
+        let want = i64::try_from(first).ok();
+        prop_assert_eq!(first_after_start(last_known, timeline, promoted, unix), want);
+    }
+
+    #[test]
+    fn no_start_locks_out_a_database_that_has_tokens_left(
+        last_known in 0..i64::MAX,
+        timeline: u32,
+        unix: i64,
+    ) {
+        let first = first_after_start(last_known, timeline, false, unix);
+        prop_assert!(first.is_some_and(|first| first > last_known));
+    }
+
+    #[test]
+    fn an_older_state_started_in_place_is_covered_by_the_seconds(
+        (seconds, last_known) in (1..1_000_000_000_i64)
+            .prop_flat_map(|s| (Just(s), 0..(s << SECONDS_SHIFT) - 1)),
+        elapsed in 1..1_000_000_i64,
+        promoted: bool,
+        rate in 0..(1_i64 << SECONDS_SHIFT),
+    ) {
+        // both starts know the same, the rest of the last block included, and in between there are
+        // fewer than 16,384 grants a second
+        let start = |at| first_after_start(last_known, 1, promoted, EPOCH_2026_UNIX + at).unwrap();
+        let highest = start(seconds) + (elapsed * rate).max(1) - 1;
+        prop_assert!(start(seconds + elapsed) > highest);
+    }
+
+    #[test]
+    fn a_block_is_its_tokens_in_order(start in prop_oneof![any::<i64>(), position()]) {
+        let Some(mut block) = block_from(start) else {
+            prop_assert!(start <= 0);
+            return Ok(());
+        };
+        let mut want = start;
+        let mut taken = 0;
+        while let Some(token) = block.take() {
+            prop_assert_eq!(token, want);
+            want = want.saturating_add(1);
+            taken += 1;
+        }
+        prop_assert!(block.is_empty());
+        prop_assert_eq!(taken, BLOCK.min((i64::MAX - start).saturating_add(1)));
+    }
+
+    #[test]
+    fn any_block_hands_out_only_tokens(next: i64, last: i64) {
+        let mut block = Block { next, last };
+        let mut before = 0;
+        for _ in 0..5 {
+            match block.take() {
+                Some(token) => {
+                    prop_assert!(token > before && token >= next && token <= last);
+                    before = token;
+                }
+                None => prop_assert!(block.is_empty()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_reads_back(
+        items in prop::collection::vec((1..=i64::MAX, "[ \t\n]{0,2}", "[ \t\n]{0,2}"), 0..80),
+    ) {
+        let text: Vec<String> = items.iter().map(|(t, a, b)| format!("{a}{t}{b}")).collect();
+        let tokens: Vec<i64> = items.iter().map(|(t, ..)| *t).collect();
+        match parse_list(&text.join(",")) {
+            Ok(list) => prop_assert_eq!(list.as_slice(), tokens),
+            Err(e) => {
+                prop_assert_eq!(e, TokenListError::TooMany);
+                prop_assert!(tokens.len() > LIST_MAX);
+            }
+        }
+    }
+
+    #[test]
+    fn any_text_is_a_list_of_positive_tokens_or_an_error(
+        text in prop_oneof![any::<String>(), "[0-9,+ -]{0,60}"],
+    ) {
+        if let Ok(list) = parse_list(&text) {
+            prop_assert!(list.as_slice().len() <= LIST_MAX);
+            prop_assert!(list.as_slice().iter().all(|token| *token > 0));
+            let again = list.as_slice().iter().map(i64::to_string).collect::<Vec<_>>().join(",");
+            prop_assert_eq!(parse_list(&again), Ok(list));
+        }
+    }
+}

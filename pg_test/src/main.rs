@@ -1,0 +1,168 @@
+//! Tests of leasehold's contract on real PostgreSQL clusters, seen from a client.
+//!
+//! `leasehold-pg-test [FILTER] [--layer NAME] [--pg-config PATH] [--list] [--keep]`. The extension has to be
+//! installed in that PostgreSQL. Tests come in layers, listed in `LAYERS`; FILTER is a part of `layer::test`.
+
+mod cluster;
+mod environment;
+mod fence_templates;
+mod fence_writes;
+mod harness;
+mod leases;
+mod present;
+mod process;
+mod runner;
+mod session;
+mod sql;
+mod watchdog;
+mod xact;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use environment::Environment;
+use runner::Layer;
+
+/// How long a test without crashes may take before it counts as hanging.
+const USUAL: Duration = Duration::from_secs(180);
+
+const LAYERS: &[Layer] = &[
+    Layer {
+        name: "harness",
+        about: "this program itself: servers start, stop, die and are awaited",
+        limit: USUAL,
+        tests: &[harness::TESTS],
+    },
+    Layer {
+        name: "sql",
+        about: "the calls and their arguments",
+        limit: USUAL,
+        tests: &[sql::TESTS],
+    },
+    Layer {
+        name: "fence",
+        about: "every way to write, and which resource a row belongs to",
+        limit: USUAL,
+        tests: &[fence_writes::TESTS, fence_templates::TESTS],
+    },
+    Layer {
+        name: "present",
+        about: "under which token a transaction writes",
+        limit: USUAL,
+        tests: &[present::TESTS],
+    },
+    Layer {
+        name: "xact",
+        about: "transactions, savepoints, errors, isolation levels, PREPARE TRANSACTION",
+        limit: USUAL,
+        tests: &[xact::TESTS],
+    },
+];
+
+const USAGE: &str =
+    "usage: leasehold-pg-test [FILTER] [--layer NAME] [--pg-config PATH] [--list] [--keep]";
+
+#[derive(Default)]
+struct Options {
+    filter: Option<String>,
+    layer: Option<String>,
+    pg_config: Option<PathBuf>,
+    list: bool,
+    keep: bool,
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options::default();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--layer" => options.layer = Some(args.next().ok_or(USAGE)?),
+            "--pg-config" => options.pg_config = Some(args.next().ok_or(USAGE)?.into()),
+            "--list" => options.list = true,
+            // keeps the logs and the data of servers that were not stopped by their test
+            "--keep" => options.keep = true,
+            _ if arg.starts_with('-') || options.filter.is_some() => return Err(USAGE.to_owned()),
+            _ => options.filter = Some(arg),
+        }
+    }
+    Ok(options)
+}
+
+/// The chosen tests' number by layer; an error where there is none, so that a wrong name can't pass for success.
+fn choose(options: &Options) -> Result<Vec<&'static Layer>, String> {
+    let named = |layer: &&Layer| {
+        options
+            .layer
+            .as_deref()
+            .is_none_or(|name| name == layer.name)
+    };
+    let chosen = LAYERS
+        .iter()
+        .filter(named)
+        .filter(|layer| layer.tests().any(|(name, _)| wanted(options, layer, name)));
+    let chosen: Vec<_> = chosen.collect();
+    if chosen.is_empty() {
+        Err("no test matches".to_owned())
+    } else {
+        Ok(chosen)
+    }
+}
+
+fn wanted(options: &Options, layer: &Layer, name: &str) -> bool {
+    options
+        .filter
+        .as_deref()
+        .is_none_or(|filter| format!("{}::{name}", layer.name).contains(filter))
+}
+
+fn list(options: &Options, layers: &[&Layer]) {
+    for layer in layers {
+        println!("layer {}: {}", layer.name, layer.about);
+        for (name, _) in layer
+            .tests()
+            .filter(|(name, _)| wanted(options, layer, name))
+        {
+            println!("    {}::{name}", layer.name);
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<bool, String> {
+    let layers = choose(options)?;
+    if options.list {
+        list(options, &layers);
+        return Ok(true);
+    }
+    let pg_config = options
+        .pg_config
+        .clone()
+        .unwrap_or_else(|| "pg_config".into());
+    let environment = Environment::set_up(&pg_config)?;
+    watchdog::set_up(environment, options.keep)?;
+    runner::set_up();
+    let mut all_passed = true;
+    for layer in layers {
+        let (passed, failed) = runner::run(layer, |full| {
+            options.filter.as_deref().is_none_or(|f| full.contains(f))
+        });
+        println!("layer {}: {passed} passed, {failed} failed", layer.name);
+        all_passed &= failed == 0;
+    }
+    cluster::Cluster::forget_shared();
+    watchdog::finish();
+    if options.keep {
+        println!("kept {}", environment.dir.display());
+    }
+    Ok(all_passed)
+}
+
+fn main() -> ExitCode {
+    match parse(std::env::args().skip(1)).and_then(|options| run(&options)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("leasehold-pg-test: {message}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Refusals: the errors that are ours, with SQLSTATE, DETAIL and HINT.
+//!
+//! A refusal is a value until the outermost frame raises it (`pg::fmgr`), because SQLSTATEs of class
+//! `LH` are not in pgrx's closed list. Messages are lower case without a period; DETAIL and HINT are
+//! sentences. Whoever returns a refusal has changed nothing.
+
+use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
+
+/// SQLSTATEs. Those of class LH are part of the contract.
+pub mod code {
+    pub const STALE_TOKEN: &str = "LH001";
+    pub const UNKNOWN_TOKEN: &str = "LH002";
+    pub const NO_TOKEN: &str = "LH003";
+    pub const LEASE_OVER: &str = "LH004";
+    pub const TABLE_FULL: &str = "LH006";
+    pub const FEATURE_NOT_SUPPORTED: &str = "0A000";
+    pub const DATA_TOO_LONG: &str = "22001";
+    pub const NULL_NOT_ALLOWED: &str = "22004";
+    pub const INVALID_PARAMETER: &str = "22023";
+    pub const SEQUENCE_LIMIT: &str = "2200H";
+    pub const ACTIVE_TRANSACTION: &str = "25001";
+    pub const READ_ONLY_TRANSACTION: &str = "25006";
+    pub const TRIGGER_PROTOCOL: &str = "39P01";
+    pub const INSUFFICIENT_PRIVILEGE: &str = "42501";
+    pub const SYNTAX_ERROR: &str = "42601";
+    pub const UNDEFINED_COLUMN: &str = "42703";
+    pub const DATATYPE_MISMATCH: &str = "42804";
+    pub const WRONG_OBJECT_TYPE: &str = "42809";
+    pub const LIMIT_EXCEEDED: &str = "54000";
+    pub const NOT_IN_PREREQUISITE_STATE: &str = "55000";
+    pub const INTERNAL: &str = "XX000";
+}
+
+/// An error that is raised once nothing is left to drop.
+#[derive(Debug)]
+pub struct Refusal {
+    /// One of [`code`].
+    pub sqlstate: &'static str,
+    /// Lower case, no period.
+    pub message: String,
+    /// Sentences with the facts.
+    pub detail: Option<String>,
+    /// Sentences with the next step.
+    pub hint: Option<String>,
+}
+
+/// A value, or a refusal.
+pub type Answer<T> = Result<T, Refusal>;
+
+impl Refusal {
+    pub fn new(sqlstate: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal {
+            sqlstate,
+            message: message.into(),
+            detail: None,
+            hint: None,
+        }
+    }
+
+    pub fn detail(mut self, detail: impl Into<String>) -> Refusal {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    pub fn hint(mut self, hint: impl Into<String>) -> Refusal {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+/// Bytes in the server's encoding, as text for a message: what is not ASCII in bytes that are not
+/// UTF-8 is shown as `?`, because an invalid sequence would make the error report itself fail.
+pub fn shown(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes
+            .iter()
+            .map(|b| if b.is_ascii() { *b as char } else { '?' })
+            .collect(),
+    }
+}
+
+/// A resource or holder as an SQL literal, for a HINT that can be pasted.
+pub fn literal(bytes: &[u8]) -> String {
+    let text = shown(bytes).replace('\'', "''");
+    if text.contains('\\') {
+        format!("E'{}'", text.replace('\\', "\\\\"))
+    } else {
+        format!("'{text}'")
+    }
+}
+
+/// Microseconds as seconds, for a message.
+pub fn seconds(us: i64) -> String {
+    format!("{}.{:03} s", us / 1_000_000, (us % 1_000_000).abs() / 1000)
+}
+
+/// An argument that must not be NULL.
+pub fn null_argument(name: &str) -> Refusal {
+    Refusal::new(code::NULL_NOT_ALLOWED, format!("{name} must not be NULL"))
+        .detail(format!(
+            "The argument \"{name}\" has no meaning without a value."
+        ))
+        .hint(format!("Pass a {name}."))
+}
+
+/// A name that is empty.
+pub fn empty_name(what: &str) -> Refusal {
+    Refusal::new(code::INVALID_PARAMETER, format!("{what} must not be empty"))
+        .detail(format!("The {what} is a text of zero bytes."))
+        .hint(format!("Pass a {what} of at least one byte."))
+}
+
+/// A resource over 255 bytes.
+pub fn resource_too_long(len: usize) -> Refusal {
+    too_long("resource", len, RESOURCE_BYTES_MAX)
+}
+
+/// A holder over 127 bytes.
+pub fn holder_too_long(len: usize) -> Refusal {
+    too_long("holder", len, HOLDER_BYTES_MAX)
+}
+
+fn too_long(what: &str, len: usize, max: usize) -> Refusal {
+    Refusal::new(code::DATA_TOO_LONG, format!("{what} is too long"))
+        .detail(format!("It has {len} bytes; at most {max} are allowed."))
+        .hint(format!("Use a shorter {what}, or a hash of it."))
+}
+
+/// A token that is zero or negative.
+pub fn token_not_positive(token: i64) -> Refusal {
+    Refusal::new(code::INVALID_PARAMETER, "token must be positive")
+        .detail(format!("The token is {token}."))
+        .hint("Pass the token that acquire_lease returned.")
+}
+
+/// The library is not preloaded. `line` is the exact line for postgresql.conf.
+pub fn not_preloaded(line: &str) -> Refusal {
+    Refusal::new(
+        code::NOT_IN_PREREQUISITE_STATE,
+        "leasehold is not in shared_preload_libraries",
+    )
+    .detail("Its leases live in shared memory, which is set aside when the server starts.")
+    .hint(format!(
+        "Put this line into postgresql.conf and restart the server: {line}"
+    ))
+}
+
+/// The extension's tables are not there (dropped meanwhile).
+pub fn no_ledger() -> Refusal {
+    Refusal::new(
+        code::NOT_IN_PREREQUISITE_STATE,
+        "leasehold is not installed in this database",
+    )
+    .detail("The table leasehold.ledger does not exist.")
+    .hint("Run: CREATE EXTENSION leasehold;")
+}
+
+/// A call that needs a primary.
+pub fn on_standby(call: &str) -> Refusal {
+    Refusal::new(
+        code::READ_ONLY_TRANSACTION,
+        format!("cannot execute {call} on a standby"),
+    )
+    .detail("The server is in recovery; leases are granted and checked by the primary.")
+    .hint("Connect to the primary.")
+}
+
+/// A call that writes the ledger, in a read-only transaction.
+pub fn read_only(call: &str, why: &str) -> Refusal {
+    Refusal::new(
+        code::READ_ONLY_TRANSACTION,
+        format!("cannot execute {call} in a read-only transaction"),
+    )
+    .detail(why)
+    .hint("Use a read-write transaction.")
+}

@@ -1,0 +1,205 @@
+//! The fence: whether a presented token is good for a resource, held good until the transaction ends.
+//!
+//! 1. Look without a lock. A token that is refused now is refused, and has locked nobody out.
+//! 2. Take the fence lock in share mode: from here no grant can be recorded.
+//! 3. Look again. What is good now stays good until the (sub)transaction ends, so it is remembered and
+//!    the next row costs a comparison.
+
+use leasehold_core::record::{Over, Verdict};
+
+use crate::errors::{self, Answer, Refusal, code, seconds};
+use crate::resources::Resource;
+use crate::table::{Database, Entry};
+use crate::xact::{self, Checked};
+use crate::{pg, resources};
+
+/// What a transaction presents for a resource.
+#[derive(Clone, Copy)]
+pub struct Presented<'a> {
+    /// One token, or the bare ones of the setting.
+    pub tokens: &'a [i64],
+    /// By an own acquire or `fence()`: for this resource by name.
+    pub named: bool,
+    /// An expired lease is over even if nobody wants the resource.
+    pub strict: bool,
+}
+
+/// Checks what is presented and holds the verdict. LH001, LH002, LH004, 42501. The token that is good.
+pub fn pass(resource: &Resource, presented: Presented) -> Answer<i64> {
+    let database = resources::database(resource.ledger)?;
+    judge(resource, &database, presented)?;
+    pg::heavy::share_fence(resource.hash);
+    let (token, deadline_us) = judge(resource, &database, presented)?;
+    let users = (pg::current_user(), pg::session_user());
+    xact::note_checked(
+        resource.hash,
+        Checked {
+            resource: resource.name.clone(),
+            token,
+            deadline_us,
+            named: presented.named,
+            users,
+        },
+    );
+    Ok(token)
+}
+
+/// Whether a verdict that holds still serves: the same users (or their membership is checked anew),
+/// and for a strict check the lease has not expired.
+pub fn still_good(checked: &Checked, strict: bool) -> bool {
+    checked.users == (pg::current_user(), pg::session_user())
+        && (!strict || pg::clock::now_us() < checked.deadline_us)
+}
+
+/// The verdict as it is now: the good token and its deadline.
+fn judge(resource: &Resource, database: &Database, presented: Presented) -> Answer<(i64, i64)> {
+    let entry = resource.find(database)?.entry();
+    let now_us = pg::clock::now_us();
+    let record = &entry.record;
+    let verdict = record.verdict(
+        presented.tokens,
+        xact::owner(),
+        database.floor,
+        presented.strict,
+        now_us,
+    );
+    match verdict {
+        Verdict::Good { token, deadline_us } => {
+            // one's own grant was just made by the current or, before a SET ROLE, another role
+            if record.grant.token != token {
+                check_role(resource, entry.holding.role, "write under")?;
+            }
+            Ok((token, deadline_us))
+        }
+        Verdict::Stale => Err(stale(resource, presented.tokens, &entry)),
+        Verdict::Unknown => Err(unknown(resource, presented.tokens, &entry)),
+        Verdict::Over(over) => Err(lease_over(resource, over, presented.strict, &entry, now_us)),
+    }
+}
+
+/// What `pass` would say, without a lock and without looking at roles.
+pub fn would_pass(resource: &Resource, database: &Database, token: i64) -> Answer<bool> {
+    let entry = resource.find(database)?.entry();
+    let verdict = entry.record.verdict(
+        &[token],
+        xact::owner(),
+        database.floor,
+        false,
+        pg::clock::now_us(),
+    );
+    Ok(matches!(verdict, Verdict::Good { .. }))
+}
+
+/// A lease may be used by members of its role: the current user's or the session user's. 42501.
+pub fn check_role(resource: &Resource, role: pg::Oid, to: &str) -> Answer<()> {
+    if pg::is_member(pg::current_user(), role) || pg::is_member(pg::session_user(), role) {
+        return Ok(());
+    }
+    let owner = pg::role_name(role);
+    Err(Refusal::new(
+        code::INSUFFICIENT_PRIVILEGE,
+        format!("permission denied to {to} the lease on resource \"{}\"", resource.shown()),
+    )
+    .detail(format!(
+        "The lease belongs to role \"{owner}\"; neither \"{}\" nor the session user \"{}\" is a member of it.",
+        pg::role_name(pg::current_user()),
+        pg::role_name(pg::session_user())
+    ))
+    .hint(format!(
+        "Use a role that is a member of \"{owner}\", or acquire the resource as your own role."
+    )))
+}
+
+fn list(tokens: &[i64]) -> String {
+    let shown: Vec<String> = tokens.iter().map(i64::to_string).collect();
+    match shown.as_slice() {
+        [one] => format!("The presented token is {one}"),
+        many => format!("The presented tokens are {}", many.join(", ")),
+    }
+}
+
+/// "; the current token is 41, held by "b"", or what else there is to say.
+fn current(entry: &Entry) -> String {
+    let record = &entry.record;
+    if record.t_max == 0 {
+        return "; the resource has never been granted".to_owned();
+    }
+    let holder = errors::shown(entry.holding.holder.as_slice());
+    if holder.is_empty() {
+        format!("; the current token is {}", record.t_max)
+    } else {
+        format!(
+            "; the current token is {}, granted to \"{holder}\"",
+            record.t_max
+        )
+    }
+}
+
+fn stale(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
+    let lost = tokens.iter().all(|token| *token >= entry.record.t_max);
+    let why = if lost {
+        ". It was lost with a restart, a promotion or a copy of the database, or was never granted."
+    } else {
+        "."
+    };
+    Refusal::new(
+        code::STALE_TOKEN,
+        format!("stale token for resource \"{}\"", resource.shown()),
+    )
+    .detail(format!("{}{}{why}", list(tokens), current(entry)))
+    .hint("The lease is lost and others may have written since. Roll back, acquire the resource again, and read before you write.")
+}
+
+fn unknown(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
+    Refusal::new(
+        code::UNKNOWN_TOKEN,
+        format!("unknown token for resource \"{}\"", resource.shown()),
+    )
+    .detail(format!("{}{}.", list(tokens), current(entry)))
+    .hint("Present the token that acquire_lease returned for this resource, after its transaction has committed; one that was rolled back is never valid.")
+}
+
+/// No token is presented for the resource. LH003.
+pub fn no_token(resource: &Resource, relation: &str) -> Refusal {
+    Refusal::new(
+        code::NO_TOKEN,
+        format!("no token presented for resource \"{}\"", resource.shown()),
+    )
+    .detail(format!(
+        "Table \"{relation}\" is fenced by the resource \"{}\".",
+        resource.shown()
+    ))
+    .hint(format!(
+        "Acquire the resource, then in the transaction that writes run: SELECT fence({}, <token>); or: SET LOCAL leasehold.token = '<token>';",
+        errors::literal(&resource.name)
+    ))
+}
+
+fn lease_over(
+    resource: &Resource,
+    over: Over,
+    strict: bool,
+    entry: &Entry,
+    now_us: i64,
+) -> Refusal {
+    let token = entry.record.t_max;
+    let holder = errors::shown(entry.holding.holder.as_slice());
+    let detail = match over {
+        Over::Released => format!("Token {token} of holder \"{holder}\" was released."),
+        Over::Expired => {
+            let since = seconds(now_us.saturating_sub(entry.record.lease.deadline_us).max(0));
+            let why = if strict {
+                "this check is strict"
+            } else {
+                "another transaction wants the resource"
+            };
+            format!("Token {token} of holder \"{holder}\" expired {since} ago, and {why}.")
+        }
+    };
+    Refusal::new(
+        code::LEASE_OVER,
+        format!("the lease on resource \"{}\" is over", resource.shown()),
+    )
+    .detail(detail)
+    .hint("Roll back, and acquire the resource again before you write. Renew a lease before it expires.")
+}

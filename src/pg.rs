@@ -1,0 +1,289 @@
+//! The only raw PostgreSQL calls of the crate, one documented wrapper each, and the only file set
+//! (with the layout of the shared table) where `unsafe` is allowed.
+//!
+//! Everything in `pgrx::pg_sys` turns a PostgreSQL ERROR into a Rust panic, so that frames above are
+//! unwound and their values dropped. The few functions that are declared here directly cannot raise.
+//!
+//! Version differences of PostgreSQL 15 to 18 stay in this module.
+
+#![allow(unsafe_code)]
+#![allow(ffi_unwind_calls)]
+
+use std::ffi::{CStr, CString};
+
+use pgrx::pg_sys;
+
+pub mod clock;
+pub mod fmgr;
+pub mod guc;
+pub mod heavy;
+pub mod hooks;
+pub mod lwlock;
+pub mod spi;
+pub mod srf;
+pub mod trigger;
+
+mod raw {
+    use pgrx::pg_sys::Oid;
+
+    unsafe extern "C-unwind" {
+        pub fn GetUserId() -> Oid;
+        pub fn GetSessionUserId() -> Oid;
+    }
+}
+
+/// An object identifier.
+pub type Oid = u32;
+
+/// OID of the database this backend is connected to.
+pub fn database() -> Oid {
+    // SAFETY: set once when the backend connects, read only afterwards
+    unsafe { pg_sys::MyDatabaseId.to_u32() }
+}
+
+/// Process id of this backend.
+pub fn pid() -> i32 {
+    // SAFETY: set once when the process starts
+    unsafe { pg_sys::MyProcPid }
+}
+
+/// The current role: changed by SET ROLE and inside SECURITY DEFINER functions.
+pub fn current_user() -> Oid {
+    // SAFETY: reads a variable; cannot raise (its one assertion holds in every backend that runs SQL)
+    unsafe { raw::GetUserId().to_u32() }
+}
+
+/// The role that the session runs as: changed by SET SESSION AUTHORIZATION only.
+pub fn session_user() -> Oid {
+    // SAFETY: as `current_user`
+    unsafe { raw::GetSessionUserId().to_u32() }
+}
+
+/// Whether `member` is `role` or a member of it, directly or not. A superuser is a member of all.
+pub fn is_member(member: Oid, role: Oid) -> bool {
+    // SAFETY: looks up the catalog caches; both arguments may be OIDs of roles that are gone
+    unsafe { pg_sys::is_member_of_role(Oid::into_pg(member), Oid::into_pg(role)) }
+}
+
+/// Name of a role, or its OID in digits where it has been dropped.
+pub fn role_name(role: Oid) -> String {
+    // SAFETY: with `noerr` the result is a palloc'd string or null
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(Oid::into_pg(role), true);
+        if name.is_null() {
+            role.to_string()
+        } else {
+            crate::errors::shown(CStr::from_ptr(name).to_bytes())
+        }
+    }
+}
+
+/// The session's application_name.
+pub fn application_name() -> String {
+    // SAFETY: the GUC's variable points to a C string for the life of the setting, or is null
+    unsafe {
+        let name = pg_sys::application_name;
+        if name.is_null() {
+            String::new()
+        } else {
+            crate::errors::shown(CStr::from_ptr(name).to_bytes())
+        }
+    }
+}
+
+/// Whether this server is a standby (or still recovering).
+pub fn in_recovery() -> bool {
+    // SAFETY: reads shared memory
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// Whether the transaction is read-only.
+pub fn read_only_transaction() -> bool {
+    // SAFETY: a plain variable of this backend
+    unsafe { pg_sys::XactReadOnly }
+}
+
+/// Whether the transaction keeps one snapshot (REPEATABLE READ or SERIALIZABLE).
+pub fn snapshot_is_fixed() -> bool {
+    // SAFETY: a plain variable of this backend
+    unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+}
+
+/// Whether a transaction block is open, or the statement runs inside a function, a DO block or the
+/// like: then more statements may follow under the same snapshot. The latter is told by the error
+/// context stack, to which SPI and every procedural language add a frame and the main loop does not.
+pub fn more_may_follow() -> bool {
+    // SAFETY: reads variables of this backend
+    unsafe { pg_sys::IsTransactionBlock() || !pg_sys::error_context_stack.is_null() }
+}
+
+/// The running subtransaction; 1 is the transaction itself.
+pub fn subtransaction() -> u32 {
+    // SAFETY: reads a variable of this backend
+    unsafe { pg_sys::GetCurrentSubTransactionId() }
+}
+
+/// The command counter of the running command.
+pub fn command() -> u32 {
+    // SAFETY: with `used` false it only reads a variable
+    unsafe { pg_sys::GetCurrentCommandId(false) }
+}
+
+/// Wall-clock time for display, microseconds since 2000-01-01 UTC.
+pub fn wall_clock() -> i64 {
+    // SAFETY: gettimeofday
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// The timeline that this server writes. Not in recovery.
+pub fn timeline() -> u32 {
+    // SAFETY: reads shared memory; its assertion is that recovery has ended, which callers check
+    unsafe { pg_sys::GetWALInsertionTimeLine() }
+}
+
+/// The cluster's system identifier, the same on a primary and its standbys.
+pub fn system_identifier() -> i64 {
+    // SAFETY: reads the control file's copy in shared memory
+    unsafe { pg_sys::GetSystemIdentifier() as i64 }
+}
+
+/// Whether a database of this OID exists.
+pub fn database_exists(database: Oid) -> bool {
+    // SAFETY: a catalog cache lookup that copies nothing out
+    unsafe {
+        pg_sys::SearchSysCacheExists(
+            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
+            pg_sys::Datum::from(database),
+            pg_sys::Datum::from(0),
+            pg_sys::Datum::from(0),
+            pg_sys::Datum::from(0),
+        )
+    }
+}
+
+/// Waits until everything that this backend has written to WAL is on disk.
+pub fn flush_own_wal() {
+    // SAFETY: the variable is the end of the last record inserted by this backend
+    unsafe { pg_sys::XLogFlush(pg_sys::XactLastRecEnd) }
+}
+
+/// OID of a relation, if it exists.
+pub fn relation(schema: &CStr, name: &CStr) -> Option<Oid> {
+    // SAFETY: catalog cache lookups with C strings that live through the calls
+    unsafe {
+        let namespace = pg_sys::get_namespace_oid(schema.as_ptr(), true);
+        if namespace == pg_sys::InvalidOid {
+            return None;
+        }
+        let oid = pg_sys::get_relname_relid(name.as_ptr(), namespace);
+        (oid != pg_sys::InvalidOid).then(|| oid.to_u32())
+    }
+}
+
+/// Owner of a relation, or None when it has been dropped.
+pub fn relation_owner(relation: Oid) -> Option<Oid> {
+    // SAFETY: the relation is opened with a lock and closed before its owner is used
+    unsafe {
+        let rel = pg_sys::try_relation_open(
+            Oid::into_pg(relation),
+            pg_sys::AccessShareLock as pg_sys::LOCKMODE,
+        );
+        if rel.is_null() {
+            return None;
+        }
+        let owner = (*(*rel).rd_rel).relowner.to_u32();
+        pg_sys::relation_close(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+        Some(owner)
+    }
+}
+
+/// Makes a durable commit of the running transaction wait for its flush at least, whatever the
+/// session set. Until the end of the (sub)transaction.
+pub fn raise_synchronous_commit() {
+    // SAFETY: a plain variable of this backend; the enum's values are ordered by what they wait for
+    let now = unsafe { pg_sys::synchronous_commit } as u32;
+    if now < pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_REMOTE_FLUSH {
+        set_local(c"synchronous_commit", c"on");
+    }
+}
+
+/// SET LOCAL with the rights of the system.
+fn set_local(name: &CStr, value: &CStr) {
+    // SAFETY: both strings live through the call; the action makes it undone with the transaction
+    unsafe {
+        pg_sys::set_config_option(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+            pg_sys::GucAction::GUC_ACTION_LOCAL,
+            true,
+            0,
+            false,
+        );
+    }
+}
+
+/// The text of `shared_preload_libraries`.
+pub fn shared_preload_libraries() -> String {
+    // SAFETY: the GUC's variable is a C string or null
+    unsafe {
+        let value = pg_sys::shared_preload_libraries_string;
+        if value.is_null() {
+            String::new()
+        } else {
+            crate::errors::shown(CStr::from_ptr(value).to_bytes())
+        }
+    }
+}
+
+/// Whether the postmaster is loading libraries.
+pub fn is_preloading() -> bool {
+    // SAFETY: a plain variable of the process
+    unsafe { pg_sys::process_shared_preload_libraries_in_progress }
+}
+
+/// Whether pg_upgrade runs this server.
+pub fn is_binary_upgrade() -> bool {
+    // SAFETY: a plain variable of the process
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
+/// A C string of text without zero bytes; what follows one is cut.
+pub fn c_string(text: impl Into<Vec<u8>>) -> CString {
+    let mut bytes = text.into();
+    bytes.retain(|b| *b != 0);
+    CString::new(bytes).unwrap_or_default()
+}
+
+/// Conversion to PostgreSQL's own type.
+pub trait IntoPg {
+    /// The same number as an OID.
+    fn into_pg(self) -> pg_sys::Oid;
+}
+
+impl IntoPg for Oid {
+    fn into_pg(self) -> pg_sys::Oid {
+        pg_sys::Oid::from(self)
+    }
+}
+
+/// An identifier for SQL, quoted where needed.
+pub fn quote_identifier(name: &str) -> String {
+    let name = c_string(name);
+    // SAFETY: the result is the argument or a palloc'd string
+    unsafe {
+        let quoted = pg_sys::quote_identifier(name.as_ptr());
+        crate::errors::shown(CStr::from_ptr(quoted).to_bytes())
+    }
+}
+
+/// A string for SQL, quoted.
+pub fn quote_literal(bytes: &[u8]) -> Vec<u8> {
+    let text = c_string(bytes);
+    // SAFETY: the result is a palloc'd string
+    unsafe {
+        let quoted = pg_sys::quote_literal_cstr(text.as_ptr());
+        CStr::from_ptr(quoted).to_bytes().to_vec()
+    }
+}

@@ -1,0 +1,65 @@
+//! The setting `leasehold.token`, which needs hooks, and the reserved prefix.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{pg_guard, pg_sys};
+
+use super::c_string;
+
+/// Defines `leasehold.token`: checked when it is set, parsed when it is first needed.
+pub fn define_token_setting(setting: &'static GucSetting<Option<CString>>) {
+    // SAFETY: both hooks are guarded
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"leasehold.token",
+            c"Fencing tokens that the session presents.",
+            c"One, or several separated by commas. Empty: none.",
+            setting,
+            GucContext::Userset,
+            GucFlags::default(),
+            Some(check_token),
+            Some(assign_token),
+            None,
+        );
+    }
+}
+
+/// Makes unknown settings under `leasehold.` an error.
+pub fn reserve_prefix() {
+    // SAFETY: a C string that lives for ever
+    unsafe { pg_sys::MarkGUCPrefixReserved(c"leasehold".as_ptr()) };
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn check_token(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: PostgreSQL passes a valid C string, or null for no value
+    let text = unsafe {
+        if value.is_null() || (*value).is_null() {
+            return true;
+        }
+        CStr::from_ptr(*value)
+    };
+    let problem = match text.to_str() {
+        Ok(text) => crate::settings::token_list_error(text),
+        Err(_) => Some("It is not a list of numbers.".to_owned()),
+    };
+    match problem {
+        None => true,
+        Some(problem) => {
+            let detail = c_string(problem);
+            // SAFETY: a palloc'd copy, which the caller of the hook reports and forgets
+            unsafe { pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(detail.as_ptr()) };
+            false
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn assign_token(_value: *const c_char, _extra: *mut c_void) {
+    crate::settings::token_assigned();
+}

@@ -1,0 +1,110 @@
+//! Heavyweight locks: the fence lock of a resource, and the lock of the token sequence.
+//!
+//! Both live in the advisory tag space under class numbers of our own, so they are seen in
+//! `pg_locks` (`locktype` advisory, `objsubid` the class), are kept by prepared transactions over a
+//! restart, and cannot be taken by `pg_advisory_lock`, which uses the classes 1 and 2.
+
+use pgrx::pg_sys;
+
+/// Class of the fence locks: "LH".
+const FENCE_CLASS: u16 = 0x4C48;
+/// Class of the lock under which a block of tokens is reserved.
+const TOKENS_CLASS: u16 = 0x4C49;
+
+fn tag(key: u64, class: u16) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        locktag_field1: super::database(),
+        locktag_field2: (key >> 32) as u32,
+        locktag_field3: key as u32,
+        locktag_field4: class,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+        locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+    }
+}
+
+/// Takes the fence lock in share mode until the (sub)transaction ends. Waits only for the moment in
+/// which a grant is recorded. 53200 when the lock table is full.
+pub fn share_fence(key: u64) {
+    // SAFETY: the tag lives through the call; the lock belongs to the transaction
+    unsafe {
+        pg_sys::LockAcquire(
+            &tag(key, FENCE_CLASS),
+            pg_sys::ShareLock as pg_sys::LOCKMODE,
+            false,
+            false,
+        );
+    }
+}
+
+/// Takes the fence lock in exclusive mode if no other transaction holds it.
+pub fn try_exclude_fence(key: u64) -> bool {
+    // SAFETY: as `share_fence`; with `dontWait` a conflict is an answer
+    let result = unsafe {
+        pg_sys::LockAcquire(
+            &tag(key, FENCE_CLASS),
+            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
+            false,
+            true,
+        )
+    };
+    result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Gives the exclusive fence lock back; the share one stays.
+pub fn readmit_fence(key: u64) {
+    release(key, FENCE_CLASS);
+}
+
+/// Waits for the right to reserve a block of tokens in this database.
+pub fn lock_tokens() {
+    // SAFETY: as `share_fence`
+    unsafe {
+        pg_sys::LockAcquire(
+            &tag(0, TOKENS_CLASS),
+            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
+            false,
+            false,
+        );
+    }
+}
+
+/// Gives that right back.
+pub fn unlock_tokens() {
+    release(0, TOKENS_CLASS);
+}
+
+fn release(key: u64, class: u16) {
+    // SAFETY: the lock was taken by this backend under the same resource owner, in the same call
+    unsafe {
+        pg_sys::LockRelease(
+            &tag(key, class),
+            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
+            false,
+        );
+    }
+}
+
+/// How many transactions hold the fence lock, this one included, prepared ones too.
+pub fn writers(key: u64) -> i32 {
+    let tag = tag(key, FENCE_CLASS);
+    let mut others = 0;
+    // SAFETY: the result is a palloc'd array that is freed with the query's memory; the count goes
+    // to a local; own locks are left out by the function
+    let own = unsafe {
+        pg_sys::GetLockConflicts(&tag, pg_sys::ExclusiveLock as pg_sys::LOCKMODE, &mut others);
+        held_by_me(&tag)
+    };
+    others + i32::from(own)
+}
+
+/// # Safety
+/// `tag` is a valid lock tag; the lookup is in this backend's own table.
+unsafe fn held_by_me(tag: &pg_sys::LOCKTAG) -> bool {
+    let mode = pg_sys::ShareLock as pg_sys::LOCKMODE;
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    // SAFETY: the caller's
+    return unsafe { pg_sys::LockHeldByMe(tag, mode) };
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    // SAFETY: the caller's
+    return unsafe { pg_sys::LockHeldByMe(tag, mode, false) };
+}

@@ -1,0 +1,94 @@
+//! Functions that return rows: everything goes to a tuplestore in one call.
+
+use pgrx::pg_sys;
+
+use super::fmgr::{Call, text_datum};
+use super::{IntoPg, Oid};
+
+/// A value of a result row.
+pub enum Field<'a> {
+    /// NULL
+    Null,
+    /// text
+    Text(&'a [u8]),
+    /// bigint
+    I64(i64),
+    /// integer
+    I32(i32),
+    /// boolean
+    Bool(bool),
+    /// oid or one of the reg types
+    Oid(Oid),
+    /// timestamptz, microseconds since 2000
+    Timestamp(i64),
+    /// interval, microseconds
+    Interval(i64),
+}
+
+/// The result of a function declared RETURNS TABLE.
+pub struct Rows {
+    store: *mut pg_sys::Tuplestorestate,
+    descriptor: pg_sys::TupleDesc,
+}
+
+impl Rows {
+    /// Sets the result up. Errors as PostgreSQL does where the caller cannot take a set.
+    pub fn start(call: &Call) -> Rows {
+        // SAFETY: the call is alive; the function fills `resultinfo`, checked by itself
+        unsafe {
+            pg_sys::InitMaterializedSRF(call.raw(), 0);
+            let info = (*call.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            Rows {
+                store: (*info).setResult,
+                descriptor: (*info).setDesc,
+            }
+        }
+    }
+
+    /// Adds a row, of as many fields as the declaration has columns.
+    pub fn push(&mut self, fields: &[Field]) {
+        // SAFETY: the descriptor was made by `start`
+        let columns = unsafe { (*self.descriptor).natts } as usize;
+        assert!(fields.len() == columns, "a row of the declared width");
+        let mut nulls: Vec<bool> = fields
+            .iter()
+            .map(|field| matches!(field, Field::Null))
+            .collect();
+        let mut values: Vec<pg_sys::Datum> = fields.iter().map(datum).collect();
+        // SAFETY: as many values as the descriptor has columns, of its types by the declaration
+        unsafe {
+            pg_sys::tuplestore_putvalues(
+                self.store,
+                self.descriptor,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+        }
+    }
+}
+
+fn datum(field: &Field) -> pg_sys::Datum {
+    match field {
+        Field::Null => pg_sys::Datum::from(0),
+        Field::Text(bytes) => text_datum(bytes),
+        Field::I64(value) | Field::Timestamp(value) => (*value).into(),
+        Field::I32(value) => (*value).into(),
+        Field::Bool(value) => (*value).into(),
+        Field::Oid(value) => value.into_pg().into(),
+        Field::Interval(us) => interval(*us),
+    }
+}
+
+/// An interval of hours and less, never of days, so that it compares and prints as time.
+fn interval(us: i64) -> pg_sys::Datum {
+    // SAFETY: palloc'd memory of the type's size, all fields set
+    unsafe {
+        let interval = pg_sys::palloc(size_of::<pg_sys::Interval>()).cast::<pg_sys::Interval>();
+        *interval = pg_sys::Interval {
+            time: us,
+            day: 0,
+            month: 0,
+        };
+        pg_sys::Datum::from(interval)
+    }
+}

@@ -1,0 +1,639 @@
+//! The shared table: one entry per resource, fixed in size when the server starts.
+//!
+//! Layout: a header, the databases, and partitions. A partition is one LWLock and a set of slots of
+//! its own, chained into hash buckets. There are half as many slots again as `max_leases`, and never
+//! fewer than 256 leases per partition on average, so a partition whose share is exceeded while the
+//! table is not is eight standard deviations away. Entries whose lease is over are reclaimed where a
+//! partition needs a slot; live ones and grants in progress never are.
+//!
+//! Protocol
+//! - To look an entry up or read it: its partition's lock, shared. To change, create or reclaim one:
+//!   exclusive. Two partitions are never locked at once; a partition's lock may be held when the
+//!   databases' lock is taken, not the other way round.
+//! - **Nothing under a held lock can raise an error, allocate, log or call SPI.** Callers pass closures
+//!   that copy or do arithmetic.
+//! - An entry made from the ledger is only inserted if nothing of the partition was reclaimed since
+//!   before the ledger was read (`generation`): otherwise an older T_max could come back.
+//! - All pointers are set again by the startup hook, which runs again after a crash.
+//!
+//! The key is (database, OID of the ledger, resource): entries of an extension that was dropped and
+//! created again can't be reached.
+
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
+
+use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
+use leasehold_core::record::Record;
+use leasehold_core::token::Block;
+use pgrx::pg_sys;
+use pgrx::{PgSharedMemoryInitialization, pg_guard, pg_shmem_init};
+
+use crate::pg::lwlock::{Held, LwLock};
+use crate::pg::{self, Oid};
+use crate::settings;
+
+/// Name of the memory in `pg_shmem_allocations` and of the locks' wait event.
+const NAME: &CStr = c"leasehold";
+const PARTITIONS_MAX: usize = 4096;
+const LEASES_PER_PARTITION: usize = 256;
+/// Databases that can use leasehold at once; what is over is reclaimed when the database is gone.
+const DATABASES: usize = 1024;
+/// Index of `AddinShmemInitLock` among the main LWLocks, the same in PostgreSQL 15 to 18.
+const ADDIN_SHMEM_INIT_LOCK: usize = 21;
+const NONE: u32 = u32::MAX;
+
+/// What names a resource in the table.
+#[derive(Clone, Copy)]
+pub struct Key<'a> {
+    /// The database.
+    pub database: Oid,
+    /// The OID of its `leasehold.ledger`.
+    pub ledger: Oid,
+    /// `leasehold_core::name::hash` of the resource.
+    pub hash: u64,
+    /// 1 to 255 bytes.
+    pub resource: &'a [u8],
+}
+
+/// A short byte string in place.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Bytes<const N: usize> {
+    len: u8,
+    bytes: [u8; N],
+}
+
+impl<const N: usize> Bytes<N> {
+    /// No bytes.
+    pub const EMPTY: Self = Bytes {
+        len: 0,
+        bytes: [0; N],
+    };
+
+    /// The bytes, cut at N: lengths are checked where names come in.
+    pub fn new(bytes: &[u8]) -> Self {
+        let mut new = Self::EMPTY;
+        let len = bytes.len().min(N).min(usize::from(u8::MAX));
+        new.bytes[..len].copy_from_slice(&bytes[..len]);
+        new.len = len as u8;
+        new
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+}
+
+/// Who holds a resource: for people and for the check of roles.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Holding {
+    /// The label.
+    pub holder: Bytes<HOLDER_BYTES_MAX>,
+    /// The role that the lease belongs to.
+    pub role: Oid,
+    /// The backend that acquired it; 0 when that was before the server started.
+    pub pid: i32,
+    /// Wall clock of the grant, for display.
+    pub granted_at: i64,
+    /// Wall clock of the last renewal, for display; 0 for none.
+    pub renewed_at: i64,
+}
+
+impl Holding {
+    /// Nobody.
+    pub const NONE: Holding = Holding {
+        holder: Bytes::EMPTY,
+        role: 0,
+        pid: 0,
+        granted_at: 0,
+        renewed_at: 0,
+    };
+}
+
+/// One resource.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Entry {
+    /// Decides everything.
+    pub record: Record,
+    /// Of the lease of `record.t_max`.
+    pub holding: Holding,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Slot {
+    /// Next slot of the bucket's chain, or of the free list.
+    next: u32,
+    /// 0 in a free slot.
+    database: Oid,
+    ledger: Oid,
+    hash: u64,
+    entry: Entry,
+    resource: Bytes<RESOURCE_BYTES_MAX>,
+}
+
+#[repr(C)]
+struct Partition {
+    /// How many entries were ever reclaimed.
+    generation: u64,
+    /// First free slot.
+    free: u32,
+    /// Where the search for a slot to reclaim goes on.
+    hand: u32,
+}
+
+/// What is known of a database since the server started.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Database {
+    /// 0 in an unused place.
+    pub oid: Oid,
+    /// The ledger that the rest is about; 0 until it is known.
+    pub ledger: Oid,
+    /// Tokens that are durably reserved and not handed out yet.
+    pub block: Block,
+    /// The highest token handed out since the server started, whatever the ledger.
+    pub handed: i64,
+    /// The highest token that can have been handed out before.
+    pub floor: i64,
+    /// The ledger's timeline is not this server's: it was promoted, and may lack the last grants.
+    pub promoted: bool,
+    /// Nothing is granted before this instant; 0 for none.
+    pub lossy_until_us: i64,
+    /// Leases of tokens up to this one were lost with an earlier promotion.
+    pub lost_up_to: i64,
+    /// `leasehold.server` names this server, database and timeline.
+    pub is_home: bool,
+}
+
+impl Database {
+    const UNUSED: Database = Database {
+        oid: 0,
+        ledger: 0,
+        block: Block::EMPTY,
+        handed: 0,
+        floor: 0,
+        promoted: false,
+        lossy_until_us: 0,
+        lost_up_to: 0,
+        is_home: false,
+    };
+}
+
+#[repr(C)]
+struct Header {
+    /// When the server became writable, as far as known; 0 until then.
+    writable_us: AtomicI64,
+    databases: [Database; DATABASES],
+}
+
+/// Addresses in this process; null until the startup hook has run.
+struct Table {
+    header: AtomicPtr<Header>,
+    locks: AtomicPtr<pg_sys::LWLockPadded>,
+}
+
+static TABLE: Table = Table {
+    header: AtomicPtr::new(std::ptr::null_mut()),
+    locks: AtomicPtr::new(std::ptr::null_mut()),
+};
+
+/// Sizes that follow from `max_leases`, which cannot change while the server runs.
+#[derive(Clone, Copy)]
+struct Geometry {
+    partitions: usize,
+    slots: usize,
+    buckets: usize,
+}
+
+impl Geometry {
+    fn of(max_leases: usize) -> Geometry {
+        let share = (max_leases / LEASES_PER_PARTITION).clamp(1, PARTITIONS_MAX);
+        let partitions = if share.is_power_of_two() {
+            share
+        } else {
+            share.next_power_of_two() / 2
+        };
+        let slots = (max_leases + max_leases / 2).div_ceil(partitions).max(2);
+        Geometry {
+            partitions,
+            slots,
+            buckets: slots.next_power_of_two(),
+        }
+    }
+
+    fn current() -> Geometry {
+        Geometry::of(settings::max_leases())
+    }
+
+    fn heads_offset(self) -> usize {
+        size_of::<Partition>()
+    }
+
+    fn slots_offset(self) -> usize {
+        (self.heads_offset() + self.buckets * size_of::<u32>()).next_multiple_of(64)
+    }
+
+    fn partition_size(self) -> usize {
+        (self.slots_offset() + self.slots * size_of::<Slot>()).next_multiple_of(64)
+    }
+
+    fn partitions_offset(self) -> usize {
+        size_of::<Header>().next_multiple_of(64)
+    }
+
+    fn total(self) -> usize {
+        self.partitions_offset() + self.partitions * self.partition_size()
+    }
+
+    /// One per partition, and the last for the databases.
+    fn locks(self) -> usize {
+        self.partitions + 1
+    }
+}
+
+/// Asks for the memory. Only while preloading, after the settings are defined.
+pub fn register() {
+    pg_shmem_init!(TABLE = ());
+}
+
+impl PgSharedMemoryInitialization for Table {
+    type Value = ();
+
+    unsafe fn on_shmem_request(&'static self) {
+        let geometry = Geometry::current();
+        // SAFETY: called from the request hook, where both are allowed
+        unsafe {
+            pg_sys::RequestAddinShmemSpace(geometry.total());
+            pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), geometry.locks() as i32);
+        }
+    }
+
+    unsafe fn on_shmem_startup(&'static self, _value: ()) {
+        // the hook runs again after a crash, and these would point into the memory that is gone
+        self.header.store(std::ptr::null_mut(), Ordering::Release);
+        self.locks.store(std::ptr::null_mut(), Ordering::Release);
+        let geometry = Geometry::current();
+        // SAFETY: called from the startup hook; the lock is one of the main array, held around the
+        // look-up and the first initialisation, as `ShmemInitStruct` demands
+        unsafe {
+            let lock = LwLock::at(pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK));
+            let held = lock.exclusive();
+            let mut found = false;
+            let memory = pg_sys::ShmemInitStruct(NAME.as_ptr(), geometry.total(), &mut found);
+            let header = memory.cast::<Header>();
+            if !found {
+                initialise(header, geometry);
+            }
+            drop(held);
+            self.locks.store(
+                pg_sys::GetNamedLWLockTranche(NAME.as_ptr()),
+                Ordering::Release,
+            );
+            self.header.store(header, Ordering::Release);
+        }
+    }
+}
+
+/// # Safety
+/// `header` is fresh memory of `geometry.total()` bytes that no one else sees yet.
+unsafe fn initialise(header: *mut Header, geometry: Geometry) {
+    // SAFETY: all addresses are inside the memory by the geometry; every byte that is read later is
+    // written here
+    unsafe {
+        (&raw mut (*header).writable_us).write(AtomicI64::new(0));
+        for i in 0..DATABASES {
+            (&raw mut (*header).databases[i]).write(Database::UNUSED);
+        }
+        for p in 0..geometry.partitions {
+            let view = View::at(header, geometry, p);
+            view.partition.write(Partition {
+                generation: 0,
+                free: 0,
+                hand: 0,
+            });
+            for bucket in 0..geometry.buckets {
+                view.heads.add(bucket).write(NONE);
+            }
+            for slot in 0..geometry.slots {
+                let next = if slot + 1 < geometry.slots {
+                    slot as u32 + 1
+                } else {
+                    NONE
+                };
+                view.slots.add(slot).write(Slot {
+                    next,
+                    database: 0,
+                    ledger: 0,
+                    hash: 0,
+                    entry: Entry {
+                        record: Record::UNKNOWN,
+                        holding: Holding::NONE,
+                    },
+                    resource: Bytes::EMPTY,
+                });
+            }
+        }
+    }
+}
+
+/// Whether the shared table is there: the library was preloaded.
+pub fn is_ready() -> bool {
+    !TABLE.header.load(Ordering::Acquire).is_null()
+}
+
+fn header() -> *mut Header {
+    let header = TABLE.header.load(Ordering::Acquire);
+    assert!(!header.is_null(), "the shared table is not there");
+    header
+}
+
+fn lock(index: usize) -> LwLock {
+    let locks = TABLE.locks.load(Ordering::Acquire);
+    assert!(!locks.is_null(), "the locks are not there");
+    // SAFETY: the tranche has as many locks as the geometry says, and `index` is below that
+    unsafe { LwLock::at(locks.add(index)) }
+}
+
+/// Addresses of one partition.
+#[derive(Clone, Copy)]
+struct View {
+    geometry: Geometry,
+    partition: *mut Partition,
+    heads: *mut u32,
+    slots: *mut Slot,
+}
+
+impl View {
+    /// # Safety
+    /// `header` is the start of the shared memory and `index` a partition of the geometry.
+    unsafe fn at(header: *mut Header, geometry: Geometry, index: usize) -> View {
+        // SAFETY: inside the memory by the geometry
+        unsafe {
+            let base = header
+                .cast::<u8>()
+                .add(geometry.partitions_offset() + index * geometry.partition_size());
+            View {
+                geometry,
+                partition: base.cast(),
+                heads: base.add(geometry.heads_offset()).cast(),
+                slots: base.add(geometry.slots_offset()).cast(),
+            }
+        }
+    }
+
+    fn head(&self, hash: u64) -> *mut u32 {
+        let bucket = (hash as usize) & (self.geometry.buckets - 1);
+        // SAFETY: `buckets` is a power of two and the number of heads
+        unsafe { self.heads.add(bucket) }
+    }
+
+    fn slot(&self, index: u32) -> *mut Slot {
+        debug_assert!((index as usize) < self.geometry.slots);
+        // SAFETY: indices in the chains are those of `initialise`
+        unsafe { self.slots.add(index as usize) }
+    }
+
+    fn find(&self, key: Key) -> Option<u32> {
+        // SAFETY: the partition's lock is held; chains are finite and end in NONE
+        unsafe {
+            let mut index = *self.head(key.hash);
+            while index != NONE {
+                let slot = &*self.slot(index);
+                if slot.hash == key.hash
+                    && slot.database == key.database
+                    && slot.ledger == key.ledger
+                    && slot.resource.as_slice() == key.resource
+                {
+                    return Some(index);
+                }
+                index = slot.next;
+            }
+            None
+        }
+    }
+
+    /// Takes a slot out of its chain.
+    fn unlink(&self, index: u32) {
+        // SAFETY: the lock is held exclusively; the slot is in the chain of its hash
+        unsafe {
+            let mut link = self.head((*self.slot(index)).hash);
+            while *link != NONE {
+                if *link == index {
+                    *link = (*self.slot(index)).next;
+                    return;
+                }
+                link = &raw mut (*self.slot(*link)).next;
+            }
+        }
+    }
+
+    /// A slot for a new entry: a free one, or one whose lease is over.
+    fn vacate(&self, now_us: i64) -> Option<u32> {
+        // SAFETY: the lock is held exclusively
+        unsafe {
+            let partition = &mut *self.partition;
+            if partition.free != NONE {
+                let index = partition.free;
+                partition.free = (*self.slot(index)).next;
+                return Some(index);
+            }
+            for _ in 0..self.geometry.slots {
+                let index = partition.hand;
+                partition.hand = if (index as usize) + 1 < self.geometry.slots {
+                    index + 1
+                } else {
+                    0
+                };
+                if (*self.slot(index)).entry.record.is_evictable(now_us) {
+                    self.unlink(index);
+                    partition.generation = partition.generation.wrapping_add(1);
+                    return Some(index);
+                }
+            }
+            None
+        }
+    }
+}
+
+/// A partition under its lock. The lock goes when this does.
+struct Locked {
+    view: View,
+    _held: Held,
+}
+
+fn partition_of(geometry: Geometry, hash: u64) -> usize {
+    // the buckets use the low bits
+    (hash >> 40) as usize & (geometry.partitions - 1)
+}
+
+fn locked(hash: u64, exclusive: bool) -> Locked {
+    let geometry = Geometry::current();
+    let index = partition_of(geometry, hash);
+    locked_partition(geometry, index, exclusive)
+}
+
+fn locked_partition(geometry: Geometry, index: usize, exclusive: bool) -> Locked {
+    let lock = lock(index);
+    // SAFETY: the header is the start of the memory; the index is below the number of partitions
+    let view = unsafe { View::at(header(), geometry, index) };
+    let held = if exclusive {
+        lock.exclusive()
+    } else {
+        lock.share()
+    };
+    Locked { view, _held: held }
+}
+
+/// Reads the entry of a resource, under the shared lock.
+pub fn read<R>(key: Key, look: impl FnOnce(&Entry) -> R) -> Option<R> {
+    let locked = locked(key.hash, false);
+    let index = locked.view.find(key)?;
+    // SAFETY: the lock is held; nobody changes the slot
+    Some(look(unsafe { &(*locked.view.slot(index)).entry }))
+}
+
+/// Changes the entry of a resource, under the exclusive lock.
+pub fn change<R>(key: Key, change: impl FnOnce(&mut Entry) -> R) -> Option<R> {
+    let locked = locked(key.hash, true);
+    let index = locked.view.find(key)?;
+    // SAFETY: the lock is held exclusively; this is the only reference
+    Some(change(unsafe { &mut (*locked.view.slot(index)).entry }))
+}
+
+/// A number that changes whenever an entry near this resource is reclaimed. To be read before the
+/// ledger is.
+pub fn generation(hash: u64) -> u64 {
+    let locked = locked(hash, false);
+    // SAFETY: the lock is held
+    unsafe { (*locked.view.partition).generation }
+}
+
+/// The answer to [`insert`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Insert {
+    /// The entry is there now (or was already).
+    Present,
+    /// Something was reclaimed since the generation was read: read the ledger again.
+    Changed,
+    /// The partition is full of live leases.
+    Full,
+}
+
+/// Makes an entry of what the ledger said, if it is still what the ledger says.
+pub fn insert(key: Key, entry: &Entry, generation: u64, now_us: i64) -> Insert {
+    let resource = Bytes::new(key.resource);
+    let locked = locked(key.hash, true);
+    if locked.view.find(key).is_some() {
+        return Insert::Present;
+    }
+    // SAFETY: the lock is held exclusively
+    unsafe {
+        if (*locked.view.partition).generation != generation {
+            return Insert::Changed;
+        }
+        let Some(index) = locked.view.vacate(now_us) else {
+            return Insert::Full;
+        };
+        let head = locked.view.head(key.hash);
+        locked.view.slot(index).write(Slot {
+            next: *head,
+            database: key.database,
+            ledger: key.ledger,
+            hash: key.hash,
+            entry: *entry,
+            resource,
+        });
+        *head = index;
+    }
+    Insert::Present
+}
+
+/// Copies of all entries of a ledger, partition by partition.
+pub fn entries(database: Oid, ledger: Oid) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, Entry)> {
+    let geometry = Geometry::current();
+    let mut all = Vec::new();
+    for index in 0..geometry.partitions {
+        // room for every slot of the partition, so that nothing is allocated under the lock
+        all.reserve(geometry.slots);
+        let locked = locked_partition(geometry, index, false);
+        for slot in 0..geometry.slots {
+            // SAFETY: the lock is held
+            let slot = unsafe { &*locked.view.slot(slot as u32) };
+            if slot.database == database && slot.ledger == ledger {
+                all.push((slot.resource, slot.entry));
+            }
+        }
+    }
+    all
+}
+
+/// Notes that the server has been writable since then at the latest; the first note counts.
+pub fn writable_since(now_us: i64) -> i64 {
+    // SAFETY: the header lives as long as the process
+    let writable = unsafe { &(*header()).writable_us };
+    match writable.compare_exchange(0, now_us, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => now_us,
+        Err(noted) => noted,
+    }
+}
+
+/// Changes what is known of a database, under the databases' lock; makes a place for it where there
+/// is none. None when all places are taken: see [`forget_databases`].
+pub fn database<R>(oid: Oid, change: impl FnOnce(&mut Database) -> R) -> Option<R> {
+    let held = lock(Geometry::current().locks() - 1).exclusive();
+    // SAFETY: the lock is held exclusively; this is the only reference
+    let databases = unsafe { &mut (*header()).databases };
+    let place = databases
+        .iter()
+        .position(|d| d.oid == oid)
+        .or_else(|| databases.iter().position(|d| d.oid == 0))?;
+    let database = databases.get_mut(place)?;
+    database.oid = oid;
+    let result = change(database);
+    drop(held);
+    Some(result)
+}
+
+/// The databases that places are kept for.
+pub fn databases() -> Vec<Oid> {
+    let mut all = Vec::with_capacity(DATABASES);
+    let held = lock(Geometry::current().locks() - 1).share();
+    // SAFETY: the lock is held
+    let databases = unsafe { &(*header()).databases };
+    all.extend(databases.iter().map(|d| d.oid).filter(|oid| *oid != 0));
+    drop(held);
+    all
+}
+
+/// Gives the place of a database back: it has been dropped.
+pub fn forget_database(oid: Oid) {
+    let held = lock(Geometry::current().locks() - 1).exclusive();
+    // SAFETY: the lock is held exclusively
+    let databases = unsafe { &mut (*header()).databases };
+    if let Some(database) = databases.iter_mut().find(|d| d.oid == oid) {
+        *database = Database::UNUSED;
+    }
+    drop(held);
+}
+
+/// The key of a resource in this database.
+pub fn key(ledger: Oid, hash: u64, resource: &[u8]) -> Key<'_> {
+    Key {
+        database: pg::database(),
+        ledger,
+        hash,
+        resource,
+    }
+}
+
+/// Memory of the whole table, for messages and documentation.
+pub fn slots() -> usize {
+    let geometry = Geometry::current();
+    geometry.slots * geometry.partitions
+}

@@ -1,0 +1,499 @@
+//! `fenced()`, the row trigger: which resource a row belongs to, and what is presented for it.
+//!
+//! Most specific first: an own acquire or `fence()` for this resource, the setting, the row's token
+//! column. What is presented may pass the fence once; after that a row costs a comparison.
+//!
+//! The token column only counts in an INSERT, or in an UPDATE that sets it: an unchanged one holds the
+//! last writer's token, which proves nothing.
+
+use leasehold_core::name;
+use leasehold_core::template::{Piece, Template};
+
+use crate::errors::{self, Answer, Refusal, code};
+use crate::fence::{self, Presented};
+use crate::pg::Oid;
+use crate::pg::fmgr::{Call, Value};
+use crate::pg::trigger::{self, Column, ColumnError, Event, Firing, Side};
+use crate::resources::{self, Resource};
+use crate::xact::{self, Checked, RowInFlight};
+use crate::{api, ledger, pg, settings, sql_function};
+
+sql_function!(leasehold_fenced, pg_finfo_leasehold_fenced, fenced);
+
+/// A resource template in the server's encoding.
+pub struct Resources {
+    template: Template,
+    is_utf8: bool,
+}
+
+/// The first argument and the further ones of the trigger, read.
+pub struct Arguments {
+    /// The resource.
+    pub resources: Resources,
+    /// The column that presents and is stamped.
+    pub token_column: Option<Vec<u8>>,
+    /// An expired lease is over even if nobody wants the resource.
+    pub strict: bool,
+}
+
+/// What a statement's firings share: the arguments against the relation as it is now.
+struct Plan {
+    parts: Vec<Part>,
+    /// The resource of every row, where the template has no columns.
+    constant: Option<Resource>,
+    ledger: Oid,
+    token_column: Option<i16>,
+    strict: bool,
+    relation: String,
+    /// The state in which the constant resource was last found good, with its token.
+    passed: Option<Passed>,
+    old_name: Vec<u8>,
+    new_name: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Passed {
+    epoch: u64,
+    users: (Oid, Oid),
+    token: i64,
+}
+
+enum Part {
+    Text(Vec<u8>),
+    Column(Box<Column>),
+}
+
+/// fenced() RETURNS trigger
+fn fenced(call: &Call) -> Answer<Value> {
+    let Some(firing) = Firing::of(call) else {
+        return Err(Refusal::new(
+            code::TRIGGER_PROTOCOL,
+            "fenced() must be called as a trigger",
+        )
+        .detail("It is a trigger function.")
+        .hint("SELECT fence_table('my_table', 'my-resource:{id}');"));
+    };
+    let plan: &mut Plan = match firing.memo() {
+        Some(plan) => plan,
+        None => firing.set_memo(Plan::make(&firing)?),
+    };
+    if firing.event() == Event::Truncate {
+        return plan.truncate(&firing);
+    }
+    if plan.constant.is_some() {
+        plan.fence_constant(&firing)
+    } else {
+        plan.fence_rendered(&firing)
+    }
+}
+
+impl Plan {
+    fn make(firing: &Firing) -> Answer<Plan> {
+        api::check_preloaded()?;
+        check_attachment(firing)?;
+        let arguments = Arguments::read(&firing.arguments())?;
+        let ledger = ledger::oid()?;
+        let relation = firing.relation_name();
+        let resources = &arguments.resources;
+        let constant = match resources.constant() {
+            Some(name) => Some(Resource::named(Some(name))?),
+            None => None,
+        };
+        let token_column = match &arguments.token_column {
+            None => None,
+            Some(name) => Some(checked_token_column(firing.relation(), &relation, name)?),
+        };
+        let mut parts = Vec::new();
+        for piece in resources.template.pieces() {
+            parts.push(match piece {
+                Piece::Text(text) => Part::Text(resources.bytes(text)),
+                // a TRUNCATE has no rows
+                Piece::Column(_) if firing.event() == Event::Truncate => Part::Text(Vec::new()),
+                Piece::Column(name) => {
+                    let column = Column::prepare(firing, &resources.bytes(name))
+                        .map_err(|error| column_refusal(name, &relation, error))?;
+                    Part::Column(Box::new(column))
+                }
+            });
+        }
+        Ok(Plan {
+            parts,
+            constant,
+            ledger,
+            token_column,
+            strict: arguments.strict,
+            relation,
+            passed: None,
+            old_name: Vec::new(),
+            new_name: Vec::new(),
+        })
+    }
+
+    fn fence_constant(&mut self, firing: &Firing) -> Answer<Value> {
+        let state = (xact::epoch(), (pg::current_user(), pg::session_user()));
+        let token = match self.passed {
+            Some(passed)
+                if (passed.epoch, passed.users) == state && self.token_column.is_none() =>
+            {
+                return Ok(firing.unchanged());
+            }
+            _ => {
+                let Some(resource) = self.constant.as_ref() else {
+                    return Ok(firing.unchanged());
+                };
+                self.pass(firing, resource)?
+            }
+        };
+        // a verdict that must watch the clock, or that a row's column was passed with, is not kept
+        if !self.strict && self.token_column.is_none() {
+            self.passed = Some(Passed {
+                epoch: xact::epoch(),
+                users: state.1,
+                token,
+            });
+        }
+        Ok(self.stamp(firing, token))
+    }
+
+    fn fence_rendered(&mut self, firing: &Firing) -> Answer<Value> {
+        let event = firing.event();
+        let mut old = std::mem::take(&mut self.old_name);
+        let mut new = std::mem::take(&mut self.new_name);
+        let mut token = None;
+        if event != Event::Insert {
+            self.render(firing, Side::Old, &mut old)?;
+        }
+        let moves = match event {
+            Event::Insert => {
+                self.render(firing, Side::New, &mut new)?;
+                true
+            }
+            Event::Update if !self.is_unchanged(firing) => {
+                self.render(firing, Side::New, &mut new)?;
+                new != old
+            }
+            _ => false,
+        };
+        if event != Event::Insert {
+            token = Some(self.pass_name(firing, &old)?);
+        }
+        if moves {
+            token = Some(self.pass_name(firing, &new)?);
+        }
+        self.old_name = old;
+        self.new_name = new;
+        Ok(match token {
+            Some(token) => self.stamp(firing, token),
+            None => firing.unchanged(),
+        })
+    }
+
+    fn is_unchanged(&self, firing: &Firing) -> bool {
+        self.parts.iter().all(|part| match part {
+            Part::Text(_) => true,
+            Part::Column(column) => column.is_unchanged(firing),
+        })
+    }
+
+    fn render(&self, firing: &Firing, side: Side, out: &mut Vec<u8>) -> Answer<()> {
+        out.clear();
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => out.extend_from_slice(text),
+                Part::Column(column) => {
+                    if !column.render(firing, side, out) {
+                        return Err(self.null_in_resource());
+                    }
+                }
+            }
+        }
+        resources::check_name(out)
+    }
+
+    /// Passes the fence for a rendered resource; without allocation when the verdict holds already.
+    fn pass_name(&self, firing: &Firing, name: &[u8]) -> Answer<i64> {
+        let hash = name::hash(name);
+        let held = xact::checked(hash, name, |checked| self.serves(firing, checked)).flatten();
+        if let Some(token) = held {
+            return Ok(self.passed_by_column(firing, token));
+        }
+        let resource = Resource {
+            name: name.to_vec(),
+            hash,
+            ledger: self.ledger,
+        };
+        self.pass(firing, &resource)
+    }
+
+    /// The token of a verdict that holds, if it answers what is presented now.
+    fn serves(&self, firing: &Firing, checked: &Checked) -> Option<i64> {
+        if !fence::still_good(checked, self.strict) {
+            return None;
+        }
+        let setting = settings::presented();
+        let presented = if checked.named {
+            true
+        } else if !setting.as_slice().is_empty() {
+            setting.as_slice().contains(&checked.token)
+        } else {
+            self.column_token(firing) == Some(checked.token)
+        };
+        presented.then_some(checked.token)
+    }
+
+    fn pass(&self, firing: &Firing, resource: &Resource) -> Answer<i64> {
+        if pg::in_recovery() {
+            return Err(errors::on_standby("a fenced write"));
+        }
+        let (held, named) = xact::checked(resource.hash, &resource.name, |checked| {
+            let named = checked.named.then_some(checked.token);
+            (self.serves(firing, checked), named)
+        })
+        .unwrap_or_default();
+        if let Some(token) = held {
+            return Ok(self.passed_by_column(firing, token));
+        }
+        let setting = settings::presented();
+        let single;
+        let tokens = if let Some(token) = named {
+            single = [token];
+            single.as_slice()
+        } else if !setting.as_slice().is_empty() {
+            setting.as_slice()
+        } else {
+            let Some(token) = self.column_token(firing) else {
+                return Err(fence::no_token(resource, &self.relation));
+            };
+            if token <= 0 {
+                return Err(errors::token_not_positive(token));
+            }
+            single = [token];
+            single.as_slice()
+        };
+        let token = fence::pass(
+            resource,
+            Presented {
+                tokens,
+                named: named.is_some(),
+                strict: self.strict,
+            },
+        )?;
+        Ok(self.passed_by_column(firing, token))
+    }
+
+    /// An UPDATE that moves a row to another partition becomes a DELETE, which has no new row to
+    /// present anything, and an INSERT. Both are part of what just passed.
+    fn passed_by_column(&self, firing: &Firing, token: i64) -> i64 {
+        if self.token_column.is_some() && firing.event() == Event::Update {
+            xact::note_in_flight(row_in_flight(firing), token);
+        }
+        token
+    }
+
+    /// What the row's token column presents.
+    fn column_token(&self, firing: &Firing) -> Option<i64> {
+        let column = self.token_column?;
+        match firing.event() {
+            Event::Insert => firing.i64(Side::New, column),
+            Event::Update if firing.sets(column) => firing.i64(Side::New, column),
+            Event::Delete => xact::in_flight(row_in_flight(firing)),
+            Event::Update | Event::Truncate => None,
+        }
+    }
+
+    fn stamp(&self, firing: &Firing, token: i64) -> Value {
+        match (self.token_column, firing.event()) {
+            (Some(column), Event::Insert | Event::Update)
+                if firing.i64(Side::New, column) != Some(token) =>
+            {
+                firing.stamped(column, token)
+            }
+            _ => firing.unchanged(),
+        }
+    }
+
+    fn truncate(&self, firing: &Firing) -> Answer<Value> {
+        match &self.constant {
+            Some(resource) => {
+                self.pass(firing, resource)?;
+                Ok(firing.unchanged())
+            }
+            None => Err(Refusal::new(
+                code::FEATURE_NOT_SUPPORTED,
+                format!("cannot TRUNCATE table \"{}\"", self.relation),
+            )
+            .detail("It is fenced row by row, and TRUNCATE does not look at rows.")
+            .hint("Use DELETE, presenting a token for every resource, or take the fence off with unfence_table.")),
+        }
+    }
+
+    fn null_in_resource(&self) -> Refusal {
+        Refusal::new(
+            code::NULL_NOT_ALLOWED,
+            format!(
+                "NULL in a column that names the resource of table \"{}\"",
+                self.relation
+            ),
+        )
+        .detail("A row belongs to the resource that its columns name.")
+        .hint("Make the columns in the resource template NOT NULL.")
+    }
+}
+
+fn row_in_flight(firing: &Firing) -> RowInFlight {
+    RowInFlight {
+        relation: firing.relation(),
+        place: firing.old_place(),
+        command: pg::command(),
+    }
+}
+
+fn check_attachment(firing: &Firing) -> Answer<()> {
+    let is_row = firing.is_for_each_row();
+    let is_truncate = firing.event() == Event::Truncate;
+    if firing.is_before() && is_row != is_truncate {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        code::TRIGGER_PROTOCOL,
+        "fenced() must be a BEFORE trigger FOR EACH ROW, or BEFORE TRUNCATE",
+    )
+    .detail("Later or less often it could not keep a stale write out.")
+    .hint("SELECT fence_table('my_table', 'my-resource:{id}');"))
+}
+
+impl Arguments {
+    /// Reads the arguments of CREATE TRIGGER. 42601, 22023.
+    pub fn read(arguments: &[Vec<u8>]) -> Answer<Arguments> {
+        let Some((resource, further)) = arguments.split_first() else {
+            return Err(
+                Refusal::new(code::INVALID_PARAMETER, "fenced() needs a resource")
+                    .detail("The trigger has no arguments.")
+                    .hint("CREATE TRIGGER ... EXECUTE FUNCTION fenced('my-resource:{id}');"),
+            );
+        };
+        let mut read = Arguments {
+            resources: Resources::parse(resource)?,
+            token_column: None,
+            strict: false,
+        };
+        for argument in further {
+            if argument == b"strict" {
+                read.strict = true;
+            } else if let Some(name) = argument.strip_prefix(b"token_column=") {
+                read.token_column = Some(name.to_vec());
+            } else {
+                return Err(Refusal::new(
+                    code::INVALID_PARAMETER,
+                    format!(
+                        "unknown argument \"{}\" of fenced()",
+                        errors::shown(argument)
+                    ),
+                )
+                .detail("After the resource it takes token_column=NAME and strict.")
+                .hint("Use fence_table, which makes the trigger."));
+            }
+        }
+        Ok(read)
+    }
+}
+
+impl Resources {
+    /// Reads a template. 42601; 22023 and 22001 for a constant that cannot be a name.
+    pub fn parse(bytes: &[u8]) -> Answer<Resources> {
+        if bytes.is_empty() {
+            return Err(errors::empty_name("resource"));
+        }
+        let template = Template::parse(&as_text(bytes)).map_err(|error| {
+            Refusal::new(code::SYNTAX_ERROR, error.to_string())
+                .detail(format!("The template is \"{}\".", errors::shown(bytes)))
+                .hint("Write {column} for a column's value, and {{ or }} for a literal brace.")
+        })?;
+        let read = Resources {
+            template,
+            is_utf8: std::str::from_utf8(bytes).is_ok(),
+        };
+        if let Some(constant) = read.constant() {
+            resources::check_name(&constant)?;
+        }
+        Ok(read)
+    }
+
+    /// The resource, where it is the same for every row.
+    pub fn constant(&self) -> Option<Vec<u8>> {
+        self.template.constant().map(|text| self.bytes(text))
+    }
+
+    /// The columns, as often as they are named.
+    pub fn columns(&self) -> Vec<Vec<u8>> {
+        self.template
+            .columns()
+            .map(|name| self.bytes(name))
+            .collect()
+    }
+
+    /// A piece in the server's encoding: the reverse of `as_text`.
+    fn bytes(&self, text: &str) -> Vec<u8> {
+        if self.is_utf8 {
+            text.as_bytes().to_vec()
+        } else {
+            text.chars().map(|c| c as u8).collect()
+        }
+    }
+}
+
+/// Templates are parsed as text. Every server encoding keeps ASCII bytes for ASCII alone, so where the
+/// bytes are not UTF-8 each can stand for the character of its number.
+fn as_text(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().map(|b| *b as char).collect(),
+    }
+}
+
+/// The column that presents tokens. 42703, 42804.
+pub fn checked_token_column(relation: Oid, name: &str, column: &[u8]) -> Answer<i16> {
+    let shown = errors::shown(column);
+    let Some((number, type_)) = trigger::column(relation, column) else {
+        return Err(unknown_column(&shown, name));
+    };
+    if !trigger::is_bigint(type_) {
+        return Err(Refusal::new(
+            code::DATATYPE_MISMATCH,
+            format!("token column \"{shown}\" of table \"{name}\" is not a bigint"),
+        )
+        .detail("Tokens are bigints.")
+        .hint(format!(
+            "ALTER TABLE {name} ALTER COLUMN {shown} TYPE bigint;"
+        )));
+    }
+    Ok(number)
+}
+
+/// Why a column cannot be in the resource. 42703, 0A000.
+pub fn column_refusal(column: &str, relation: &str, error: ColumnError) -> Refusal {
+    match error {
+        ColumnError::Unknown => unknown_column(column, relation),
+        ColumnError::Type(type_) => Refusal::new(
+            code::FEATURE_NOT_SUPPORTED,
+            format!("column \"{column}\" of type {type_} cannot be part of a resource"),
+        )
+        .detail("Its text depends on settings, or is not made for names.")
+        .hint(format!("Use a generated text column: ALTER TABLE {relation} ADD COLUMN resource_key text GENERATED ALWAYS AS (<immutable expression>) STORED;")),
+        ColumnError::Virtual => Refusal::new(
+            code::FEATURE_NOT_SUPPORTED,
+            format!("virtual generated column \"{column}\" cannot be part of a resource"),
+        )
+        .detail("It has no value in the row.")
+        .hint("Use a generated text column that is STORED."),
+    }
+}
+
+fn unknown_column(column: &str, relation: &str) -> Refusal {
+    Refusal::new(
+        code::UNDEFINED_COLUMN,
+        format!("column \"{column}\" of table \"{relation}\" does not exist"),
+    )
+    .detail("The fence names it.")
+    .hint(format!("Name an existing column, or fence the table again: SELECT fence_table('{relation}', '<resource>');"))
+}

@@ -1,0 +1,416 @@
+//! What this backend's transaction has to undo or complete: grants, releases, renewals, verdicts.
+//!
+//! - Everything belongs to a subtransaction. An aborted one drops what it did; a committed one hands
+//!   it to its parent. Subtransactions nest, so what belongs to the innermost is at the end of a list.
+//! - A grant becomes a lease at COMMIT, while this transaction still holds the fence. Releases, and
+//!   the undoing of grants, wait until the locks are gone: the next holder must find the fence free.
+//! - Nothing in the callbacks after the commit or at an abort may fail.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::errors::{Answer, Refusal, code};
+use crate::pg::{self, Oid};
+use crate::resources::Resource;
+use crate::{table, tokens};
+
+/// A verdict that holds until its (sub)transaction ends: the fence is locked.
+#[derive(Clone)]
+pub struct Checked {
+    /// The resource, to tell two of the same hash apart.
+    pub resource: Vec<u8>,
+    /// The token that was found good.
+    pub token: i64,
+    /// When its lease is over, as far as known when it was checked.
+    pub deadline_us: i64,
+    /// Presented for this resource by name: an own acquire, or `fence()`.
+    pub named: bool,
+    /// Current and session user whose membership was checked.
+    pub users: (Oid, Oid),
+}
+
+/// A row that an UPDATE is about to move to another partition: its DELETE and INSERT follow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RowInFlight {
+    /// The relation it leaves.
+    pub relation: Oid,
+    /// Where the old row is: block and offset.
+    pub place: (u32, u16),
+    /// The command that updates it.
+    pub command: u32,
+}
+
+struct Pending {
+    resource: Resource,
+    token: i64,
+    owner: u64,
+    subtransaction: u32,
+}
+
+struct Undo {
+    hash: u64,
+    subtransaction: u32,
+    before: Option<Checked>,
+}
+
+#[derive(Default)]
+struct State {
+    grants: Vec<Pending>,
+    releases: Vec<Pending>,
+    /// (lease, TTL that its ledger row now holds)
+    lengthened: Vec<(Pending, i64)>,
+    /// Ledgers in whose `server` row this transaction has written, by subtransaction.
+    moved_in: Vec<(Oid, u32)>,
+    checked: HashMap<u64, Checked, BuildHasherDefault<Prehashed>>,
+    undo: Vec<Undo>,
+    in_flight: Option<(RowInFlight, i64)>,
+    /// To be done once the locks are gone.
+    grants_to_undo: Vec<Pending>,
+    releases_to_do: Vec<Pending>,
+}
+
+/// The keys are hashes already.
+#[derive(Default)]
+struct Prehashed(u64);
+
+impl Hasher for Prehashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+thread_local! {
+    static STATE: RefCell<State> = RefCell::new(State::default());
+    /// Whether the callbacks have anything to do.
+    static BUSY: Cell<bool> = const { Cell::new(false) };
+    /// Counts the transactions of this backend that could own a grant.
+    static NUMBER: Cell<u32> = const { Cell::new(1) };
+    /// Changes whenever a verdict could have changed.
+    static EPOCH: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Whether the callbacks have nothing to do.
+pub fn is_idle() -> bool {
+    !BUSY.get()
+}
+
+/// A number that is this transaction's among all that run.
+pub fn owner() -> u64 {
+    (u64::from(pg::pid().unsigned_abs()) << 32) | u64::from(NUMBER.get())
+}
+
+/// A number that stays the same as long as no verdict can have changed.
+pub fn epoch() -> u64 {
+    EPOCH.get()
+}
+
+/// What is presented, or was found good, has changed.
+pub fn invalidate() {
+    EPOCH.set(EPOCH.get().wrapping_add(1));
+}
+
+fn with<R>(body: impl FnOnce(&mut State) -> R) -> R {
+    STATE.with_borrow_mut(body)
+}
+
+/// Makes room for a grant, so that noting it cannot fail once the shared table says it is ours.
+pub fn prepare_grant() {
+    BUSY.set(true);
+    with(|state| state.grants.reserve(1));
+}
+
+/// Notes that a grant of this resource is in progress: undone if the (sub)transaction aborts.
+pub fn grant_begun(resource: Resource) {
+    let pending = Pending {
+        resource,
+        token: 0,
+        owner: owner(),
+        subtransaction: pg::subtransaction(),
+    };
+    with(|state| state.grants.push(pending));
+}
+
+/// Forgets the last grant again: it was drained in vain, and the shared table has been told.
+pub fn grant_abandoned() {
+    with(|state| state.grants.pop());
+}
+
+/// Notes that the last grant was recorded under this token.
+pub fn grant_recorded(token: i64) {
+    with(|state| {
+        if let Some(grant) = state.grants.last_mut() {
+            grant.token = token;
+        }
+    });
+}
+
+/// Notes a release that comes with the commit.
+pub fn release_at_commit(resource: &Resource, token: i64) {
+    BUSY.set(true);
+    let pending = pending(resource, token);
+    with(|state| {
+        let known = state
+            .releases
+            .iter()
+            .any(|r| r.token == token && r.resource.name == pending.resource.name);
+        if !known {
+            state.releases.push(pending);
+        }
+    });
+}
+
+/// Notes that the ledger row of a lease now holds this TTL, if the transaction commits.
+pub fn lengthened(resource: &Resource, token: i64, ttl_us: i64) {
+    BUSY.set(true);
+    let pending = pending(resource, token);
+    with(|state| state.lengthened.push((pending, ttl_us)));
+}
+
+fn pending(resource: &Resource, token: i64) -> Pending {
+    Pending {
+        resource: resource.clone(),
+        token,
+        owner: owner(),
+        subtransaction: pg::subtransaction(),
+    }
+}
+
+/// Notes that this transaction has made this server the ledger's.
+pub fn moved_in(ledger: Oid) {
+    BUSY.set(true);
+    let subtransaction = pg::subtransaction();
+    with(|state| state.moved_in.push((ledger, subtransaction)));
+}
+
+/// The verdict on a resource that holds in this transaction, seen by `look`.
+pub fn checked<R>(hash: u64, resource: &[u8], look: impl FnOnce(&Checked) -> R) -> Option<R> {
+    if !BUSY.get() {
+        return None;
+    }
+    STATE.with_borrow(|state| {
+        state
+            .checked
+            .get(&hash)
+            .filter(|checked| checked.resource == resource)
+            .map(look)
+    })
+}
+
+/// Notes a verdict until the (sub)transaction ends.
+pub fn note_checked(hash: u64, checked: Checked) {
+    BUSY.set(true);
+    let subtransaction = pg::subtransaction();
+    with(|state| {
+        let before = state.checked.insert(hash, checked);
+        state.undo.push(Undo {
+            hash,
+            subtransaction,
+            before,
+        });
+    });
+    invalidate();
+}
+
+/// Notes the row that a fenced UPDATE has passed, with the token that its column presented.
+pub fn note_in_flight(row: RowInFlight, token: i64) {
+    BUSY.set(true);
+    with(|state| state.in_flight = Some((row, token)));
+}
+
+/// The token that the UPDATE which moves this row was passed with.
+pub fn in_flight(row: RowInFlight) -> Option<i64> {
+    STATE.with_borrow(|state| {
+        state
+            .in_flight
+            .filter(|(noted, _)| *noted == row)
+            .map(|(_, token)| token)
+    })
+}
+
+/// PRE_COMMIT: grants and TTLs are durable when the client hears of them, whatever the session set.
+pub fn before_commit() -> Answer<()> {
+    let writes = with(|state| !state.grants.is_empty() || !state.lengthened.is_empty());
+    if writes {
+        pg::raise_synchronous_commit();
+    }
+    Ok(())
+}
+
+/// PRE_PREPARE: what must happen at the commit can't, in another session. 0A000.
+pub fn before_prepare() -> Answer<()> {
+    let what = with(|state| {
+        if !state.grants.is_empty() {
+            Some(("acquired", &state.grants))
+        } else if !state.releases.is_empty() {
+            Some(("released", &state.releases))
+        } else {
+            None
+        }
+        .and_then(|(what, list)| list.first().map(|p| (what, p.resource.shown(), p.token)))
+    });
+    match what {
+        None => Ok(()),
+        Some((what, resource, token)) => Err(Refusal::new(
+            code::FEATURE_NOT_SUPPORTED,
+            format!("cannot PREPARE a transaction that has {what} a lease"),
+        )
+        .detail(format!(
+            "It has {what} the resource \"{resource}\" under token {token}, which takes effect with the commit, in this session."
+        ))
+        .hint("Acquire before the transaction, prepare one that only writes under the token, and release after COMMIT PREPARED.")),
+    }
+}
+
+/// COMMIT: other backends see the transaction; its locks are still held.
+pub fn committed() {
+    let now_us = pg::clock::now_us();
+    with(|state| {
+        for grant in state.grants.drain(..) {
+            table::change(grant.resource.key(), |entry| {
+                entry.record.commit(grant.owner, now_us);
+            });
+        }
+        for (lease, ttl_us) in state.lengthened.drain(..) {
+            table::change(lease.resource.key(), |entry| {
+                entry.record.note_durable_ttl(lease.token, ttl_us);
+            });
+        }
+        for (ledger, _) in state.moved_in.drain(..) {
+            tokens::moved_in(pg::database(), ledger);
+        }
+        state.releases_to_do = std::mem::take(&mut state.releases);
+    });
+    transaction_over();
+}
+
+/// ABORT: its locks are still held.
+pub fn aborted() {
+    with(|state| {
+        let grants = std::mem::take(&mut state.grants);
+        if state.grants_to_undo.is_empty() {
+            state.grants_to_undo = grants;
+        } else {
+            state.grants_to_undo.extend(grants);
+        }
+        state.releases.clear();
+        state.lengthened.clear();
+        state.moved_in.clear();
+    });
+    transaction_over();
+}
+
+/// PREPARE: the locks go on without this session, and nothing else is left (see `before_prepare`).
+/// A longer TTL that it wrote is simply not noted as durable.
+pub fn prepared() {
+    with(|state| {
+        state.lengthened.clear();
+        state.moved_in.clear();
+    });
+    transaction_over();
+}
+
+fn transaction_over() {
+    with(|state| {
+        if state.checked.capacity() > 1024 {
+            state.checked = HashMap::default();
+        } else {
+            state.checked.clear();
+        }
+        state.undo.clear();
+        state.in_flight = None;
+        BUSY.set(!state.grants_to_undo.is_empty() || !state.releases_to_do.is_empty());
+    });
+    NUMBER.set(NUMBER.get().wrapping_add(1).max(1));
+    invalidate();
+}
+
+/// The locks of what has ended are gone: its resources can be had.
+pub fn locks_are_gone() {
+    with(|state| {
+        for grant in state.grants_to_undo.drain(..) {
+            table::change(grant.resource.key(), |entry| {
+                entry.record.abort(grant.owner)
+            });
+        }
+        for lease in state.releases_to_do.drain(..) {
+            table::change(lease.resource.key(), |entry| {
+                entry.record.release(lease.token)
+            });
+        }
+    });
+    let idle = STATE.with_borrow(|state| {
+        state.grants.is_empty()
+            && state.releases.is_empty()
+            && state.lengthened.is_empty()
+            && state.moved_in.is_empty()
+            && state.undo.is_empty()
+            && state.in_flight.is_none()
+    });
+    BUSY.set(!idle);
+}
+
+/// A subtransaction aborted; its locks are still held.
+pub fn subtransaction_aborted(my: u32) {
+    with(|state| {
+        while state.grants.last().is_some_and(|g| g.subtransaction == my) {
+            let grant = state.grants.pop();
+            state.grants_to_undo.extend(grant);
+        }
+        drop_tail(&mut state.releases, |r| r.subtransaction == my);
+        drop_tail(&mut state.lengthened, |(l, _)| l.subtransaction == my);
+        drop_tail(&mut state.moved_in, |(_, subtransaction)| {
+            *subtransaction == my
+        });
+        while state.undo.last().is_some_and(|u| u.subtransaction == my) {
+            let Some(undo) = state.undo.pop() else { break };
+            match undo.before {
+                Some(before) => state.checked.insert(undo.hash, before),
+                None => state.checked.remove(&undo.hash),
+            };
+        }
+        state.in_flight = None;
+    });
+    invalidate();
+}
+
+fn drop_tail<T>(list: &mut Vec<T>, belongs: impl Fn(&T) -> bool) {
+    while list.last().is_some_and(&belongs) {
+        list.pop();
+    }
+}
+
+/// A subtransaction committed: what it did is its parent's.
+pub fn subtransaction_committed(my: u32, parent: u32) {
+    with(|state| {
+        let grants = state.grants.iter_mut();
+        hand_over(grants.map(|g| &mut g.subtransaction), my, parent);
+        let releases = state.releases.iter_mut();
+        hand_over(releases.map(|r| &mut r.subtransaction), my, parent);
+        let lengthened = state.lengthened.iter_mut();
+        hand_over(lengthened.map(|(l, _)| &mut l.subtransaction), my, parent);
+        let moved_in = state.moved_in.iter_mut();
+        hand_over(moved_in.map(|(_, s)| s), my, parent);
+        let undo = state.undo.iter_mut();
+        hand_over(undo.map(|u| &mut u.subtransaction), my, parent);
+    });
+}
+
+fn hand_over<'a>(
+    subtransactions: impl DoubleEndedIterator<Item = &'a mut u32>,
+    my: u32,
+    parent: u32,
+) {
+    subtransactions
+        .rev()
+        .take_while(|s| **s == my)
+        .for_each(|s| *s = parent);
+}
