@@ -34,15 +34,21 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
     if pg::clock::now_us() < database.lossy_until_us {
         return Ok(None);
     }
-    if resource
-        .open(&database)?
-        .record
-        .is_live(pg::clock::now_us())
-    {
-        return Ok(None);
-    }
     tokens::ensure(resource.ledger)?;
-    if !begin(request)? {
+    let begun = loop {
+        if resource
+            .open(&database)?
+            .record
+            .is_live(pg::clock::now_us())
+        {
+            return Ok(None);
+        }
+        // None: the entry was reclaimed in between, by others that need room
+        if let Some(begun) = begin(request) {
+            break begun;
+        }
+    };
+    if begun != Begin::Begun {
         return Ok(None);
     }
     let Some(granted) = take_over(request)? else {
@@ -54,20 +60,16 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
 
 /// Puts the grant in progress, so that nobody else begins one; noted first, so that an error undoes
 /// it. Whatever the outcome, a lease that is over is closed to further transactions.
-fn begin(request: &Request) -> Answer<bool> {
+fn begin(request: &Request) -> Option<Begin> {
     let resource = &request.resource;
     xact::prepare_grant();
     let noted = resource.clone();
     let (owner, now_us) = (xact::owner(), pg::clock::now_us());
     let begun = table::change(resource.key(), |entry| entry.record.begin(owner, now_us));
-    match begun {
-        Some(Begin::Begun) => {
-            xact::grant_begun(noted);
-            Ok(true)
-        }
-        // None: reclaimed in this very moment, by others that need room more
-        Some(Begin::Held | Begin::InProgress) | None => Ok(false),
+    if begun == Some(Begin::Begun) {
+        xact::grant_begun(noted);
     }
+    begun
 }
 
 struct Granted {
@@ -78,7 +80,6 @@ struct Granted {
 /// Drains: takes the fence for the moment in which the grant is recorded, and stays inside it.
 fn take_over(request: &Request) -> Answer<Option<Granted>> {
     let resource = &request.resource;
-    let holding = holding(request);
     // this transaction may itself have written under an older token
     let own_old = xact::checked(resource.hash, &resource.name, |_| ()).is_some();
     if own_old || !pg::heavy::try_exclude_fence(resource.hash) {
@@ -87,6 +88,7 @@ fn take_over(request: &Request) -> Answer<Option<Granted>> {
         return Ok(None);
     }
     pg::heavy::share_fence(resource.hash);
+    let holding = holding(request);
     let token = loop {
         if let Some(token) = record(request, &holding)? {
             break token;
@@ -145,6 +147,7 @@ fn holding(request: &Request) -> Holding {
         pid,
         granted_at: pg::wall_clock(),
         renewed_at: 0,
+        granted_by: pg::transaction_number(),
     }
 }
 

@@ -21,6 +21,7 @@ pub mod code {
     pub const ACTIVE_TRANSACTION: &str = "25001";
     pub const READ_ONLY_TRANSACTION: &str = "25006";
     pub const TRIGGER_PROTOCOL: &str = "39P01";
+    pub const SERIALIZATION_FAILURE: &str = "40001";
     pub const INSUFFICIENT_PRIVILEGE: &str = "42501";
     pub const SYNTAX_ERROR: &str = "42601";
     pub const UNDEFINED_COLUMN: &str = "42703";

@@ -68,6 +68,7 @@ fn judge(resource: &Resource, database: &Database, presented: Presented) -> Answ
             // one's own grant was just made by the current or, before a SET ROLE, another role
             if record.grant.token != token {
                 check_role(resource, entry.holding.role, "write under")?;
+                check_sight(resource, &entry)?;
             }
             Ok((token, deadline_us))
         }
@@ -88,6 +89,24 @@ pub fn would_pass(resource: &Resource, database: &Database, token: i64) -> Answe
         pg::clock::now_us(),
     );
     Ok(matches!(verdict, Verdict::Good { .. }))
+}
+
+/// A transaction whose snapshot is older than the grant could not see what earlier holders wrote.
+/// 40001, as for any other row that such a transaction comes too late for: run it again.
+fn check_sight(resource: &Resource, entry: &Entry) -> Answer<()> {
+    if entry.holding.granted_by == 0 || !pg::fixed_snapshot_predates(entry.holding.granted_by) {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        code::SERIALIZATION_FAILURE,
+        "could not serialize access due to a lease that was granted meanwhile",
+    )
+    .detail(format!(
+        "The snapshot of this transaction is older than the grant of resource \"{}\" under token {}, so it could not see what earlier holders wrote.",
+        resource.shown(),
+        entry.record.t_max
+    ))
+    .hint("Run the transaction again."))
 }
 
 /// A lease may be used by members of its role: the current user's or the session user's. 42501.

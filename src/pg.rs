@@ -111,10 +111,45 @@ pub fn snapshot_is_fixed() -> bool {
 
 /// Whether a transaction block is open, or the statement runs inside a function, a DO block or the
 /// like: then more statements may follow under the same snapshot. The latter is told by the error
-/// context stack, to which SPI and every procedural language add a frame and the main loop does not.
+/// context stack, to which SPI and every procedural language add a frame. The main loop adds none, or
+/// (extended protocol) one whose data begin with the name of the portal that runs.
 pub fn more_may_follow() -> bool {
-    // SAFETY: reads variables of this backend
-    unsafe { pg_sys::IsTransactionBlock() || !pg_sys::error_context_stack.is_null() }
+    // SAFETY: reads variables of this backend; a frame's argument is null or points to a struct of
+    // at least one pointer, by what PostgreSQL and its languages put there
+    unsafe {
+        if pg_sys::IsTransactionBlock() {
+            return true;
+        }
+        let frame = pg_sys::error_context_stack;
+        if frame.is_null() {
+            return false;
+        }
+        let (portal, argument) = (pg_sys::ActivePortal, (*frame).arg);
+        if !(*frame).previous.is_null() || portal.is_null() || argument.is_null() {
+            return true;
+        }
+        *argument.cast::<*const std::ffi::c_char>() != (*portal).name
+    }
+}
+
+/// The number of this transaction, assigning one where it has none. Never used twice in a cluster.
+pub fn transaction_number() -> u64 {
+    // SAFETY: allowed in a read-write transaction of a primary, which callers check
+    unsafe { pg_sys::GetTopFullTransactionId().value }
+}
+
+/// Whether a transaction's fixed snapshot was taken before the transaction of that number ended.
+pub fn fixed_snapshot_predates(number: u64) -> bool {
+    if !snapshot_is_fixed() {
+        return false;
+    }
+    // SAFETY: with a fixed snapshot this returns it, or takes it now; the test reads it and the
+    // subtransaction log. It compares 32-bit numbers, which mean nothing beyond half their range
+    unsafe {
+        let next = pg_sys::ReadNextFullTransactionId().value;
+        next.saturating_sub(number) < u64::from(u32::MAX / 2)
+            && pg_sys::XidInMVCCSnapshot((number as u32).into(), pg_sys::GetTransactionSnapshot())
+    }
 }
 
 /// The running subtransaction; 1 is the transaction itself.

@@ -159,6 +159,7 @@ fn entry_of(row: &Row, trusted: bool, writable_us: i64) -> Entry {
             pid: 0,
             granted_at: row.granted_at,
             renewed_at: 0,
+            granted_by: 0,
         },
     }
 }

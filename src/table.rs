@@ -101,6 +101,8 @@ pub struct Holding {
     pub granted_at: i64,
     /// Wall clock of the last renewal, for display; 0 for none.
     pub renewed_at: i64,
+    /// The transaction of the grant, by `pg::transaction_number`; 0 when that was before the start.
+    pub granted_by: u64,
 }
 
 impl Holding {
@@ -111,6 +113,7 @@ impl Holding {
         pid: 0,
         granted_at: 0,
         renewed_at: 0,
+        granted_by: 0,
     };
 }
 
@@ -598,6 +601,16 @@ pub fn database<R>(oid: Oid, change: impl FnOnce(&mut Database) -> R) -> Option<
     let result = change(database);
     drop(held);
     Some(result)
+}
+
+/// What is known of a database, under the databases' lock in share mode.
+pub fn known_database(oid: Oid) -> Option<Database> {
+    let held = lock(Geometry::current().locks() - 1).share();
+    // SAFETY: the lock is held
+    let databases = unsafe { &(*header()).databases };
+    let known = databases.iter().find(|d| d.oid == oid).copied();
+    drop(held);
+    known
 }
 
 /// The databases that places are kept for.

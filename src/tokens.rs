@@ -18,7 +18,8 @@ use crate::{ledger, settings};
 
 /// What is known of this database since the server started. Reads the ledger the first time.
 pub fn database(ledger: Oid) -> Answer<Database> {
-    if let Some(known) = known(ledger)? {
+    let known = table::known_database(pg::database());
+    if let Some(known) = known.filter(|known| known.ledger == ledger) {
         return Ok(known);
     }
     let writable_us = table::writable_since(pg::clock::now_us());
@@ -53,10 +54,6 @@ pub fn database(ledger: Oid) -> Answer<Database> {
         *database
     })?;
     Ok(found)
-}
-
-fn known(ledger: Oid) -> Answer<Option<Database>> {
-    in_table(|database| (database.ledger == ledger).then_some(*database))
 }
 
 /// Runs `change` on this database's place, making room where the table of databases is full of
