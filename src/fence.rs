@@ -205,6 +205,9 @@ fn lease_over(
     let holder = errors::shown(entry.holding.holder.as_slice());
     let detail = match over {
         Over::Released => format!("Token {token} of holder \"{holder}\" was released."),
+        Over::Reclaimed => {
+            format!("Token {token} of holder \"{holder}\" was released or has expired.")
+        }
         Over::Expired => {
             let since = seconds(now_us.saturating_sub(entry.record.lease.deadline_us).max(0));
             let why = if strict {

@@ -147,6 +147,21 @@ pub fn lengthen(ledger: Oid, resource: &[u8], token: i64, ttl_us: i64) -> Answer
     Ok(())
 }
 
+static MARK: Statement = Statement::new(
+    c"UPDATE leasehold.ledger SET released = true
+       WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2",
+);
+
+/// Marks a lease as released, in the running transaction.
+pub fn mark_released(ledger: Oid, resource: &[u8], token: i64) -> Answer<()> {
+    MARK.write(
+        owner(ledger)?,
+        &[Arg::Text(resource), Arg::I64(token)],
+        |_| (),
+    );
+    Ok(())
+}
+
 static POSITION: Statement = Statement::new(
     c"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM leasehold.token_seq",
 );

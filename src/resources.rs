@@ -5,7 +5,7 @@
 //! table's generation is read before the ledger, and the insertion is refused if it has changed.
 
 use leasehold_core::name;
-use leasehold_core::record::{Record, Remembered};
+use leasehold_core::record::{Record, Remembered, Standing};
 
 use crate::errors::{self, Answer, Refusal, code};
 use crate::ledger::{self, Row};
@@ -128,28 +128,37 @@ impl Resource {
 /// What a ledger row means on this server, which is writable.
 pub fn recovered(row: &Row, database: &Database) -> Entry {
     let at_home = row.home == ledger::here();
-    // what this server itself granted since it started is above the floor
-    let lost =
-        row.token <= database.lost_up_to || (database.promoted && row.token <= database.floor);
-    let writable_us = table::writable_since(pg::clock::now_us());
-    entry_of(row, at_home && !lost, writable_us)
+    let since_start = row.token > database.floor;
+    let lost = row.token <= database.lost_up_to || (database.promoted && !since_start);
+    let standing = if !at_home || lost {
+        Standing::Lost
+    } else if since_start {
+        Standing::Reclaimed
+    } else {
+        Standing::Trusted
+    };
+    entry_of(row, standing, table::writable_since(pg::clock::now_us()))
 }
 
 /// What a ledger row means on a standby: the primary's clock is not known, so its lease runs until
 /// it is released or superseded.
 pub fn replicated(row: &Row) -> Entry {
-    let at_home = row.home == ledger::here();
-    entry_of(row, at_home, pg::clock::now_us())
+    let standing = if row.home == ledger::here() {
+        Standing::Trusted
+    } else {
+        Standing::Lost
+    };
+    entry_of(row, standing, pg::clock::now_us())
 }
 
-fn entry_of(row: &Row, trusted: bool, writable_us: i64) -> Entry {
+fn entry_of(row: &Row, standing: Standing, writable_us: i64) -> Entry {
     Entry {
         record: Record::recovered(
             Remembered {
                 token: row.token,
                 ttl_us: row.ttl_us,
                 released: row.released,
-                trusted,
+                standing,
             },
             writable_us,
         ),

@@ -57,7 +57,8 @@ struct Undo {
 #[derive(Default)]
 struct State {
     grants: Vec<Pending>,
-    releases: Vec<Pending>,
+    /// (lease, its ledger row says that it was released)
+    releases: Vec<(Pending, bool)>,
     /// (lease, TTL that its ledger row now holds)
     lengthened: Vec<(Pending, i64)>,
     /// Ledgers in whose `server` row this transaction has written, by subtransaction.
@@ -67,7 +68,7 @@ struct State {
     in_flight: Option<(RowInFlight, i64)>,
     /// To be done once the locks are gone.
     grants_to_undo: Vec<Pending>,
-    releases_to_do: Vec<Pending>,
+    releases_to_do: Vec<(Pending, bool)>,
 }
 
 /// The keys are hashes already.
@@ -153,17 +154,17 @@ pub fn grant_recorded(token: i64) {
     });
 }
 
-/// Notes a release that comes with the commit.
-pub fn release_at_commit(resource: &Resource, token: i64) {
+/// Notes a release that comes with the commit; `marked` says that the ledger is told by then.
+pub fn release_at_commit(resource: &Resource, token: i64, marked: bool) {
     BUSY.set(true);
     let pending = pending(resource, token);
     with(|state| {
         let known = state
             .releases
             .iter()
-            .any(|r| r.token == token && r.resource.name == pending.resource.name);
+            .any(|(r, _)| r.token == token && r.resource.name == pending.resource.name);
         if !known {
-            state.releases.push(pending);
+            state.releases.push((pending, marked));
         }
     });
 }
@@ -249,13 +250,11 @@ pub fn before_commit() -> Answer<()> {
 pub fn before_prepare() -> Answer<()> {
     let what = with(|state| {
         if !state.grants.is_empty() {
-            Some(("acquired", &state.grants))
-        } else if !state.releases.is_empty() {
-            Some(("released", &state.releases))
+            state.grants.first().map(|grant| ("acquired", grant))
         } else {
-            None
+            state.releases.first().map(|(lease, _)| ("released", lease))
         }
-        .and_then(|(what, list)| list.first().map(|p| (what, p.resource.shown(), p.token)))
+        .map(|(what, lease)| (what, lease.resource.shown(), lease.token))
     });
     match what {
         None => Ok(()),
@@ -341,9 +340,12 @@ pub fn locks_are_gone() {
                 entry.record.abort(grant.owner)
             });
         }
-        for lease in state.releases_to_do.drain(..) {
+        for (lease, marked) in state.releases_to_do.drain(..) {
             table::change(lease.resource.key(), |entry| {
-                entry.record.release(lease.token)
+                if marked {
+                    entry.record.note_marked(lease.token);
+                }
+                entry.record.release(lease.token);
             });
         }
     });
@@ -365,7 +367,7 @@ pub fn subtransaction_aborted(my: u32) {
             let grant = state.grants.pop();
             state.grants_to_undo.extend(grant);
         }
-        drop_tail(&mut state.releases, |r| r.subtransaction == my);
+        drop_tail(&mut state.releases, |(r, _)| r.subtransaction == my);
         drop_tail(&mut state.lengthened, |(l, _)| l.subtransaction == my);
         drop_tail(&mut state.moved_in, |(_, subtransaction)| {
             *subtransaction == my
@@ -394,7 +396,7 @@ pub fn subtransaction_committed(my: u32, parent: u32) {
         let grants = state.grants.iter_mut();
         hand_over(grants.map(|g| &mut g.subtransaction), my, parent);
         let releases = state.releases.iter_mut();
-        hand_over(releases.map(|r| &mut r.subtransaction), my, parent);
+        hand_over(releases.map(|(r, _)| &mut r.subtransaction), my, parent);
         let lengthened = state.lengthened.iter_mut();
         hand_over(lengthened.map(|(l, _)| &mut l.subtransaction), my, parent);
         let moved_in = state.moved_in.iter_mut();

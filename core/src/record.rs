@@ -29,6 +29,8 @@ pub enum End {
     /// The ledger knows it, but it is not to be trusted here: granted by another server, in another
     /// database, or on a timeline that was left. Its token still counts as T_max.
     Lost = 2,
+    /// It was over when its record was forgotten; whether released or expired is not known any more.
+    Reclaimed = 3,
 }
 
 /// The last committed lease of a resource; `token` 0 when there has been none.
@@ -45,6 +47,9 @@ pub struct Lease {
     pub deadline_us: Micros,
     /// Whether it was ended before that.
     pub end: End,
+    /// It was granted before the server was started, and its ledger row does not say that it was
+    /// released: forgotten after a release, it would be believed in again.
+    pub unmarked: bool,
 }
 
 /// A grant whose transaction has not ended yet; `owner` 0 when there is none.
@@ -87,8 +92,19 @@ pub struct Remembered {
     pub ttl_us: Micros,
     /// The row says that the lease was released.
     pub released: bool,
-    /// The row is this database's own and its history is this server's: the lease counts.
-    pub trusted: bool,
+    /// Whether the row's lease counts.
+    pub standing: Standing,
+}
+
+/// Whether a lease that only the ledger knows counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// Granted by this server, in this database, before it was started: it counts.
+    Trusted,
+    /// Granted since the start. Only the record of a lease that is over is forgotten, so it is over.
+    Reclaimed,
+    /// Granted by another server, in another database, or on a timeline that was left.
+    Lost,
 }
 
 /// The answer to [`Record::begin`].
@@ -120,6 +136,8 @@ pub enum Over {
     Released,
     /// It expired, and another wants the resource (or the check is strict).
     Expired,
+    /// It was released, or it expired long enough ago for its place to be needed.
+    Reclaimed,
 }
 
 /// What the fence says of a presented token.
@@ -160,6 +178,7 @@ impl Lease {
         ledger_ttl_us: 0,
         deadline_us: 0,
         end: End::Running,
+        unmarked: false,
     };
 }
 
@@ -186,10 +205,11 @@ impl Record {
     /// The record of a resource that only the ledger knows. A lease that was not released counts as
     /// live for its full TTL from `writable_us`, the moment at which this server became writable.
     pub fn recovered(row: Remembered, writable_us: Micros) -> Record {
-        let end = match (row.trusted, row.released) {
-            (false, _) => End::Lost,
-            (true, true) => End::Released,
-            (true, false) => End::Running,
+        let end = match (row.standing, row.released) {
+            (Standing::Lost, _) => End::Lost,
+            (_, true) => End::Released,
+            (Standing::Trusted, false) => End::Running,
+            (Standing::Reclaimed, false) => End::Reclaimed,
         };
         Record {
             t_max: row.token,
@@ -199,6 +219,7 @@ impl Record {
                 ledger_ttl_us: row.ttl_us,
                 deadline_us: writable_us.saturating_add(row.ttl_us),
                 end,
+                unmarked: end == End::Running,
             },
             grant: Grant::NONE,
             contested: false,
@@ -207,16 +228,19 @@ impl Record {
 
     /// Whether the committed lease is not over.
     pub fn is_live(&self, now_us: Micros) -> bool {
-        self.lease.token != 0
+        self.grant.owner == 0
+            && self.lease.token != 0
             && self.lease.token == self.t_max
             && self.lease.end == End::Running
             && now_us < self.lease.deadline_us
     }
 
-    /// Whether the record may be forgotten: its T_max is in the ledger or below the floor. A raised
-    /// T_max of a grant that was rolled back is forgotten with it: no one was ever told that token.
+    /// Whether the record may be forgotten: its T_max is in the ledger or below the floor, and what
+    /// the ledger says of its lease does not bring it back. A raised T_max of a grant that was rolled
+    /// back is forgotten with it: no one was ever told that token.
     pub fn is_evictable(&self, now_us: Micros) -> bool {
-        self.grant.owner == 0 && !self.is_live(now_us)
+        let comes_back = self.lease.unmarked && self.lease.end == End::Released;
+        self.grant.owner == 0 && !self.is_live(now_us) && !comes_back
     }
 
     /// What a reader sees.
@@ -280,6 +304,7 @@ impl Record {
             ledger_ttl_us: grant.ledger_ttl_us,
             deadline_us: now_us.saturating_add(grant.ttl_us).max(grant.deadline_us),
             end: End::Running,
+            unmarked: false,
         };
         self.grant = Grant::NONE;
         self.contested = false;
@@ -343,13 +368,21 @@ impl Record {
         match self.lease.end {
             End::Released => Release::Already,
             End::Running if now_us < self.lease.deadline_us => Release::Yes,
-            End::Running | End::Lost => Release::No,
+            End::Running | End::Lost | End::Reclaimed => Release::No,
+        }
+    }
+
+    /// Notes that the ledger says of the lease of `token` that it was released.
+    pub fn note_marked(&mut self, token: i64) {
+        if self.lease.token == token {
+            self.lease.unmarked = false;
         }
     }
 
     /// Releases the lease of `token`; its transaction has committed and its locks are gone.
     pub fn release(&mut self, token: i64) {
-        if self.lease.token == token && self.t_max == token && self.lease.end == End::Running {
+        let ended = matches!(self.lease.end, End::Released | End::Lost);
+        if self.lease.token == token && self.t_max == token && !ended {
             self.lease.end = End::Released;
         }
     }
@@ -388,6 +421,7 @@ impl Record {
             match self.lease.end {
                 End::Lost => return Verdict::Stale,
                 End::Released => return Verdict::Over(Over::Released),
+                End::Reclaimed => return Verdict::Over(Over::Reclaimed),
                 End::Running => (self.lease.token, self.lease.deadline_us),
             }
         };
