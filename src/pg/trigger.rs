@@ -364,15 +364,27 @@ impl Column {
         })
     }
 
+    /// Whether its values are plain numbers in a datum, which `value` can tell.
+    pub fn is_plain(&self) -> bool {
+        let plain = matches!(self.kind, Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Bool);
+        plain && self.generator.is_none()
+    }
+
+    /// The value of a plain column as it stands in the datum, or None for NULL.
+    pub fn value(&self, firing: &Firing, side: Side) -> Option<usize> {
+        firing
+            .datum(side, self.number)
+            .map(|datum| match self.kind {
+                Kind::Int2 => datum.value() as u16 as usize,
+                Kind::Int4 => datum.value() as u32 as usize,
+                Kind::Bool => datum.value() & 0xff,
+                _ => datum.value(),
+            })
+    }
+
     /// Whether old and new row of an UPDATE surely have the same value here.
     pub fn is_unchanged(&self, firing: &Firing) -> bool {
-        match self.kind {
-            Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Bool if self.generator.is_none() => {
-                let values = [Side::Old, Side::New].map(|side| firing.datum(side, self.number));
-                values[0].map(|d| d.value()) == values[1].map(|d| d.value())
-            }
-            _ => false,
-        }
+        self.is_plain() && self.value(firing, Side::Old) == self.value(firing, Side::New)
     }
 
     /// Appends what `column::text` gives; false, and nothing, for NULL.
