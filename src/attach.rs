@@ -28,9 +28,12 @@ const TRUNCATE_TRIGGER: &str = "~leasehold_fenced_truncate";
 /// NAMEDATALEN - 1
 const NAME_BYTES_MAX: usize = 63;
 
+/// Names in SQL are bytes of the server's encoding; `shown` is for messages.
 struct Table {
     oid: Oid,
     /// Schema-qualified and quoted.
+    sql_name: Vec<u8>,
+    /// The same for messages.
     name: String,
     kind: u8,
     /// Its row triggers come from the parent.
@@ -96,6 +99,7 @@ fn tables_below(target: Oid) -> Answer<Vec<Table>> {
         &[Arg::Oid(target)],
         |row| Table {
             oid: row.oid(1).unwrap_or_default(),
+            sql_name: row.bytes(2).unwrap_or_default(),
             name: shown(&row.bytes(2).unwrap_or_default()),
             kind: row.bytes(3).and_then(|k| k.first().copied()).unwrap_or(0),
             is_partition: row.bool(4).unwrap_or(false),
@@ -159,13 +163,11 @@ fn take_off(tables: &[Table]) -> Answer<()> {
             c"SELECT quote_ident(t.tgname) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
                WHERE t.tgrelid = $1 AND p.prosrc = 'leasehold_fenced' AND t.tgparentid = 0",
             &[Arg::Oid(table.oid)],
-            |row| shown(&row.bytes(1).unwrap_or_default()),
+            |row| row.bytes(1).unwrap_or_default(),
         );
         for name in names {
-            spi::ddl(&pg::c_string(format!(
-                "DROP TRIGGER {name} ON {}",
-                table.name
-            )));
+            let sql = [b"DROP TRIGGER ", &name[..], b" ON ", &table.sql_name].concat();
+            spi::ddl(&pg::c_string(sql));
         }
     }
     Ok(())
@@ -177,22 +179,25 @@ fn put_on(tables: &[Table], arguments: &[Vec<u8>]) -> Answer<()> {
     let arguments = arguments.join(&b", "[..]);
     let row_trigger = name_behind_others(tables)?;
     for (i, table) in tables.iter().enumerate() {
-        let mut statements = vec![format!(
-            "CREATE TRIGGER {} BEFORE TRUNCATE ON {} FOR EACH STATEMENT",
-            pg::quote_identifier(TRUNCATE_TRIGGER),
-            table.name
-        )];
-        if i == 0 || !table.is_partition {
-            statements.push(format!(
-                "CREATE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE ON {} FOR EACH ROW",
-                pg::quote_identifier(&row_trigger),
-                table.name
-            ));
-        }
-        for statement in statements {
-            let mut sql = format!("{statement} EXECUTE FUNCTION {function}(").into_bytes();
-            sql.extend_from_slice(&arguments);
-            sql.push(b')');
+        let truncate = (TRUNCATE_TRIGGER.as_bytes(), "TRUNCATE", "STATEMENT");
+        let rows = (&row_trigger[..], "INSERT OR UPDATE OR DELETE", "ROW");
+        let is_cloned = i > 0 && table.is_partition;
+        for (name, events, each) in [Some(truncate), (!is_cloned).then_some(rows)]
+            .into_iter()
+            .flatten()
+        {
+            let sql = [
+                b"CREATE TRIGGER ",
+                &pg::quote_identifier(name)[..],
+                format!(" BEFORE {events} ON ").as_bytes(),
+                &table.sql_name,
+                format!(" FOR EACH {each} EXECUTE FUNCTION ").as_bytes(),
+                &function,
+                b"(",
+                &arguments,
+                b")",
+            ]
+            .concat();
             spi::ddl(&pg::c_string(sql));
         }
     }
@@ -200,7 +205,7 @@ fn put_on(tables: &[Table], arguments: &[Vec<u8>]) -> Answer<()> {
 }
 
 /// The trigger function by its full name, in the schema that the extension was created in.
-fn fenced_function() -> Answer<String> {
+fn fenced_function() -> Answer<Vec<u8>> {
     spi::query(
         c"SELECT format('%I.%I', n.nspname, p.proname)
             FROM pg_extension e
@@ -209,7 +214,7 @@ fn fenced_function() -> Answer<String> {
             JOIN pg_proc p ON p.oid = d.objid JOIN pg_namespace n ON n.oid = p.pronamespace
            WHERE e.extname = 'leasehold' AND p.prosrc = 'leasehold_fenced'",
         &[],
-        |row| shown(&row.bytes(1).unwrap_or_default()),
+        |row| row.bytes(1).unwrap_or_default(),
     )
     .pop()
     .ok_or_else(errors::no_ledger)
@@ -217,29 +222,31 @@ fn fenced_function() -> Answer<String> {
 
 /// BEFORE triggers fire in the order of their names, and ours must see what the others made of the
 /// row. 55000 when no name is left behind the last one.
-fn name_behind_others(tables: &[Table]) -> Answer<String> {
-    let mut last = String::new();
+fn name_behind_others(tables: &[Table]) -> Answer<Vec<u8>> {
+    let mut last = Vec::new();
     for table in tables {
         let names = spi::query(
             c"SELECT t.tgname::text FROM pg_trigger t
                WHERE t.tgrelid = $1 AND NOT t.tgisinternal AND t.tgtype & 3 = 3",
             &[Arg::Oid(table.oid)],
-            |row| shown(&row.bytes(1).unwrap_or_default()),
+            |row| row.bytes(1).unwrap_or_default(),
         );
-        last = names.into_iter().fold(last, String::max);
+        last = names.into_iter().fold(last, Vec::max);
     }
-    if last.as_str() < ROW_TRIGGER {
-        return Ok(ROW_TRIGGER.to_owned());
+    if last.as_slice() < ROW_TRIGGER.as_bytes() {
+        return Ok(ROW_TRIGGER.as_bytes().to_vec());
     }
     if last.len() < NAME_BYTES_MAX {
-        return Ok(format!("{last}~"));
+        last.push(b'~');
+        return Ok(last);
     }
     Err(Refusal::new(
         code::NOT_IN_PREREQUISITE_STATE,
         "no trigger name sorts after the table's other BEFORE triggers",
     )
     .detail(format!(
-        "The last of them is \"{last}\", which has the longest name possible."
+        "The last of them is \"{}\", which has the longest name possible.",
+        shown(&last)
     ))
     .hint("Rename that trigger with ALTER TRIGGER."))
 }

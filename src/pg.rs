@@ -304,12 +304,13 @@ impl IntoPg for Oid {
 }
 
 /// An identifier for SQL, quoted where needed.
-pub fn quote_identifier(name: &str) -> String {
+pub fn quote_identifier(name: &[u8]) -> Vec<u8> {
     let name = c_string(name);
     // SAFETY: the result is the argument or a palloc'd string
     unsafe {
-        let quoted = pg_sys::quote_identifier(name.as_ptr());
-        crate::errors::shown(CStr::from_ptr(quoted).to_bytes())
+        CStr::from_ptr(pg_sys::quote_identifier(name.as_ptr()))
+            .to_bytes()
+            .to_vec()
     }
 }
 

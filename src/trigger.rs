@@ -89,18 +89,19 @@ fn fenced(call: &Call) -> Answer<Value> {
         .detail("It is a trigger function.")
         .hint("SELECT fence_table('my_table', 'my-resource:{id}');"));
     };
-    let plan: &mut Plan = match firing.memo() {
+    let mut plan = match firing.take::<Plan>() {
         Some(plan) => plan,
-        None => firing.set_memo(Plan::make(&firing)?),
+        None => Box::new(Plan::make(&firing)?),
     };
-    if firing.event() == Event::Truncate {
-        return plan.truncate(&firing);
-    }
-    if plan.constant.is_some() {
+    let answer = if firing.event() == Event::Truncate {
+        plan.truncate(&firing)
+    } else if plan.constant.is_some() {
         plan.fence_constant(&firing)
     } else {
         plan.fence_template(&firing)
-    }
+    }?;
+    firing.leave(plan);
+    Ok(answer)
 }
 
 impl Plan {

@@ -1,7 +1,7 @@
 //! Memory: what leasehold takes of the shared memory, and whether a backend grows with its calls.
 
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use postgres::Client;
 
@@ -16,8 +16,11 @@ const SHARED_BYTES_MAX: i64 = 16 << 20;
 const CALLS_PER_TURN: u32 = 20;
 const TURNS: u32 = 50_000;
 
+/// The turns go in so many parts, with a line on the terminal after each: a leak shows as a slope.
+const PARTS: u32 = 10;
+
 /// Before the first measurement, so that caches of the backend are as full as they get.
-const TURNS_TO_WARM_UP: u32 = 2_500;
+const TURNS_TO_WARM_UP: u32 = 5_000;
 
 /// Growth below this is not growth with the number of calls: a tenth of a byte each.
 const GROWTH_BYTES_MAX: i64 = 100_000;
@@ -115,9 +118,13 @@ fn backend(client: &mut Client, report: &mut Report) -> Result<()> {
     client.batch_execute(SET_UP)?;
     client.batch_execute(&format!("CALL bench_calls({TURNS_TO_WARM_UP})"))?;
     let before = Size::of(client)?;
-    eprintln!("memory: {} calls in one backend", TURNS * CALLS_PER_TURN);
-    client.batch_execute(&format!("CALL bench_calls({TURNS})"))?;
-    let after = Size::of(client)?;
+    let mut after = before;
+    for part in 1..=PARTS {
+        client.batch_execute(&format!("CALL bench_calls({})", TURNS / PARTS))?;
+        after = Size::of(client)?;
+        let calls = part * TURNS / PARTS * CALLS_PER_TURN;
+        eprintln!("memory, {calls} calls in one backend: {after}");
+    }
     let contexts = after.contexts - before.contexts;
     let resident = after
         .resident
@@ -138,6 +145,7 @@ fn backend(client: &mut Client, report: &mut Report) -> Result<()> {
 }
 
 /// How large the backend of a session is, in bytes.
+#[derive(Clone, Copy)]
 struct Size {
     /// All memory contexts.
     contexts: i64,
@@ -154,6 +162,14 @@ impl Size {
             contexts: row.get(0),
             resident: resident(row.get(1)),
         })
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes in contexts", self.contexts)?;
+        self.resident
+            .map_or(Ok(()), |resident| write!(f, ", {resident} bytes RssAnon"))
     }
 }
 

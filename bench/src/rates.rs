@@ -14,7 +14,7 @@ use crate::cluster::Cluster;
 use crate::leases::{expect_held, take};
 use crate::pgbench::Script;
 use crate::report::{Figure, Ratio, Report, Target};
-use crate::stats::{median, range, ratios};
+use crate::stats::{median, order, range, ratios};
 use crate::{Options, Result};
 
 /// Resources of each client, taken in turn. With 32 clients that is 16,000, what the lease table
@@ -195,9 +195,7 @@ impl Contest<'_> {
         let mut rates = vec![Vec::new(); self.competitors.len()];
         // the first round warms up and is thrown away
         for round in 0..=options.rounds {
-            for step in 0..self.competitors.len() {
-                // each round begins with another one, so that nobody always follows the same
-                let number = (round as usize + step) % self.competitors.len();
+            for number in order(round, self.competitors.len()) {
                 let seconds = if round == 0 { 1 } else { options.seconds };
                 let rate = self.run(&self.competitors[number], cluster, client, seconds)?;
                 eprintln!(

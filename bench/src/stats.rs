@@ -1,4 +1,4 @@
-//! Medians, ranges, and ratios of two competitors that ran in the same rounds.
+//! Medians, ranges, the order of a round, and ratios of two competitors that ran in the same rounds.
 
 /// The median of a non-empty set of figures.
 pub fn median(figures: &[f64]) -> f64 {
@@ -27,6 +27,17 @@ pub fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
         .collect()
 }
 
+/// The order of the competitors in a round: each round begins with another one, and every other round
+/// goes backwards, so that nobody always runs after the same one.
+pub fn order(round: u32, competitors: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..competitors).collect();
+    order.rotate_left(round as usize / 2 % competitors);
+    if round % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,6 +52,14 @@ mod tests {
     #[test]
     fn range_is_the_extremes() {
         assert_eq!(range(&[2.0, -1.0, 7.0]), (-1.0, 7.0));
+    }
+
+    #[test]
+    fn order_changes_from_round_to_round() {
+        assert_eq!(order(0, 3), [0, 1, 2]);
+        assert_eq!(order(1, 3), [2, 1, 0]);
+        assert_eq!(order(2, 3), [1, 2, 0]);
+        assert_eq!(order(7, 3), [2, 1, 0]);
     }
 
     #[test]

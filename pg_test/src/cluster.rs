@@ -75,6 +75,17 @@ impl Builder {
 
     /// Makes the cluster without starting it.
     pub fn create(self) -> Cluster {
+        self.create_as(|data, dir| {
+            drop(run(environment()
+                .command("cp", dir)
+                .arg("-a")
+                .arg(template())
+                .arg(data)))
+        })
+    }
+
+    /// The same with a data directory that `fill` makes.
+    fn create_as(self, fill: impl FnOnce(&Path, &Path)) -> Cluster {
         let env = environment();
         let _starting = watchdog::starting();
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +94,7 @@ impl Builder {
         env.make_dir(&dir);
         env.make_dir(&socket_dir);
         let data = dir.join("data");
-        run(env.command("cp", &dir).arg("-a").arg(template()).arg(&data));
+        fill(&data, &dir);
         let cluster = Cluster {
             dir,
             data,
@@ -118,6 +129,10 @@ impl Builder {
         line("timezone", "UTC");
         line("log_timezone", "UTC");
         line("log_line_prefix", "%m [%p] %d %e ");
+        // another build of leasehold, found before the installed one: for `pg_test/mutate`
+        if let Some(dir) = std::env::var_os("LEASEHOLD_LIBRARY_DIR") {
+            line("dynamic_library_path", &format!("{}:$libdir", dir.to_string_lossy()));
+        }
         // the last one counts
         self.conf.iter().for_each(|(name, value)| line(name, value));
         lines
@@ -155,10 +170,6 @@ impl Cluster {
 
     pub fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    pub fn data(&self) -> &Path {
-        &self.data
     }
 
     pub fn socket_dir(&self) -> &Path {
@@ -204,6 +215,31 @@ impl Cluster {
         let file = File::options().append(true).open(&path);
         let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
         written.unwrap_or_else(|e| panic!("cannot write {}: {e}", path.display()));
+    }
+
+    /// A physical standby of this server, started and streaming.
+    pub fn standby(&self) -> Self {
+        let standby = Builder {
+            preload: true,
+            conf: Vec::new(),
+        }
+        .create_as(|data, dir| {
+            let mut backup = environment().pg_command("pg_basebackup", dir);
+            backup.args([
+                "--checkpoint=fast",
+                "--no-sync",
+                "-R",
+                "-U",
+                "postgres",
+                "-p",
+                "5432",
+                "-h",
+            ]);
+            backup.arg(&self.socket_dir).arg("-D").arg(data);
+            run(&mut backup);
+        });
+        standby.start();
+        standby
     }
 
     /// Starts the server and waits until it takes connections.

@@ -22,7 +22,6 @@ static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
 pub struct Environment {
     pub bindir: PathBuf,
     pub sharedir: PathBuf,
-    pub libdir: PathBuf,
     pub pkglibdir: PathBuf,
     pub dir: PathBuf,
     pub socket_dir: PathBuf,
@@ -60,7 +59,6 @@ impl Environment {
         let environment = Self {
             bindir: ask(pg_config, "--bindir")?,
             sharedir: ask(pg_config, "--sharedir")?,
-            libdir: ask(pg_config, "--libdir")?,
             pkglibdir: ask(pg_config, "--pkglibdir")?,
             dir,
             socket_dir,

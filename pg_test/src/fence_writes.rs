@@ -49,6 +49,8 @@ crate::tests![
     foreign_role_cannot_write_under_a_lease,
     stale_transaction_that_passed_the_fence_keeps_takers_out,
     strict_refuses_an_expired_lease,
+    oddly_named_and_temporary_tables_are_fenced,
+    lost_lease_is_not_renewed_while_it_drains,
 ];
 
 /// Rows 1 and 2 with resources doc:1 and doc:2.
@@ -905,7 +907,7 @@ fn stale_transaction_that_passed_the_fence_keeps_takers_out() {
     // from the first taker on no further transaction gets in under the old token
     let mut late = db.session();
     let write =
-        format!("BEGIN; SET LOCAL leasehold.token = '{token}'; UPDATE doc SET n = 12 WHERE id = 1");
+        format!("BEGIN; SET LOCAL leasehold.token = '{token}'; INSERT INTO doc VALUES (1, 'late')");
     db.refused(&mut late, &write, "LH004");
     db.refused(
         &mut late,
@@ -952,4 +954,46 @@ fn strict_refuses_an_expired_lease() {
     );
     db.refused(&mut s, &format!("{begin}; TRUNCATE firm"), "LH004");
     assert_eq!(s.one::<i64>("SELECT count(*) FROM lax"), 2);
+}
+
+fn oddly_named_and_temporary_tables_are_fenced() {
+    let db = Db::new();
+    let mut s = db.session();
+    s.exec("CREATE SCHEMA \"My \"\"Schema\"; CREATE TABLE \"My \"\"Schema\".\"it's {a} Table\" (id int)");
+    s.exec("SELECT fence_table('\"My \"\"Schema\".\"it''s {a} Table\"', 'odd:{id}')");
+    guarded(
+        &db,
+        &["odd:1"],
+        "INSERT INTO \"My \"\"Schema\".\"it's {a} Table\" VALUES (1)",
+    );
+    db.refused(
+        &mut s,
+        "TRUNCATE \"My \"\"Schema\".\"it's {a} Table\"",
+        "0A000",
+    );
+    s.exec("SELECT unfence_table('\"My \"\"Schema\".\"it''s {a} Table\"')");
+    s.exec("CREATE TEMP TABLE t (id int); SELECT fence_table('t', 'temp:{id}')");
+    db.refused(&mut s, "INSERT INTO t VALUES (1)", "LH003");
+    let token = s.acquire("temp:1");
+    s.exec(&format!(
+        "BEGIN; SELECT fence('temp:1', {token}); INSERT INTO t VALUES (1); COMMIT"
+    ));
+    s.exec("CREATE UNLOGGED TABLE u (id int); SELECT fence_table('u', 'u')");
+    guarded(&db, &["u"], "INSERT INTO u VALUES (1)");
+}
+
+fn lost_lease_is_not_renewed_while_it_drains() {
+    let db = Db::new();
+    let (mut old, mut taker) = (docs(&db), db.session());
+    let token = old.acquire_expired("doc:1");
+    old.exec(&format!(
+        "BEGIN; SELECT fence('doc:1', {token}); UPDATE doc SET n = 11 WHERE id = 1"
+    ));
+    assert_eq!(taker.try_acquire("doc:1"), None);
+    // neither from inside nor from outside does the lease come back
+    assert!(!old.renew("doc:1", token) && !taker.renew("doc:1", token));
+    assert!(!old.release("doc:1", token) && !taker.release("doc:1", token));
+    old.exec("ROLLBACK");
+    assert!(taker.acquire("doc:1") > token);
+    assert_eq!(taker.one::<i32>("SELECT n FROM doc WHERE id = 1"), 10);
 }

@@ -82,7 +82,7 @@ impl Session {
     #[track_caller]
     pub fn info_says(&mut self, resource: &str, condition: &str) -> bool {
         self.one_with(
-            &format!("SELECT {condition} FROM lease_info($1)"),
+            &format!("SELECT coalesce({condition}, false) FROM lease_info($1)"),
             &[&resource],
         )
     }
@@ -92,9 +92,15 @@ impl DbErr {
     /// Asserts how we write errors: lower case, no period; facts and next step with each SQLSTATE of our own.
     #[track_caller]
     pub fn well_written(self) -> Self {
-        let first = self.message.chars().next().expect("a message is not empty");
+        let starts = self
+            .message
+            .split(' ')
+            .next()
+            .expect("a message has a word");
+        // a keyword stays what it is
+        let keyword = starts.chars().all(char::is_uppercase);
         assert!(
-            !first.is_uppercase(),
+            keyword || !starts.starts_with(char::is_uppercase),
             "the message starts in upper case: {self}"
         );
         assert!(
@@ -107,10 +113,9 @@ impl DbErr {
                 !self.sqlstate.starts_with("LH") || !text.is_empty(),
                 "there is no {name}: {self}"
             );
-            assert!(
-                text.chars().next().is_none_or(|c| !c.is_lowercase()),
-                "{name} is no sentence: {self}"
-            );
+            // a setting stays what it is
+            let sentence = !text.starts_with(char::is_lowercase) || text.starts_with("leasehold.");
+            assert!(sentence, "{name} is no sentence: {self}");
         }
         self
     }
@@ -120,6 +125,16 @@ impl DbErr {
         assert!(
             self.hint.as_deref().unwrap_or_default().contains(part),
             "the hint lacks \"{part}\": {self}"
+        );
+        self
+    }
+
+    /// Message or detail.
+    #[track_caller]
+    pub fn tells(self, part: &str) -> Self {
+        assert!(
+            self.to_string().contains(part),
+            "the error lacks \"{part}\": {self}"
         );
         self
     }

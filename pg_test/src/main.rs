@@ -4,14 +4,21 @@
 //! installed in that PostgreSQL. Tests come in layers, listed in `LAYERS`; FILTER is a part of `layer::test`.
 
 mod cluster;
+mod copies;
+mod crash;
 mod environment;
 mod fence_templates;
 mod fence_writes;
 mod harness;
+mod isolation;
+mod isolation_races;
 mod leases;
+mod pgbouncer;
 mod present;
 mod process;
+mod readme;
 mod runner;
+mod server;
 mod session;
 mod sql;
 mod watchdog;
@@ -57,6 +64,30 @@ const LAYERS: &[Layer] = &[
         about: "transactions, savepoints, errors, isolation levels, PREPARE TRANSACTION",
         limit: USUAL,
         tests: &[xact::TESTS],
+    },
+    Layer {
+        name: "server",
+        about: "install, remove, restart, copies, settings, roles, a full table, a pooler, a standby",
+        limit: USUAL,
+        tests: &[server::TESTS, copies::TESTS, pgbouncer::TESTS],
+    },
+    Layer {
+        name: "isolation",
+        about: "races, step by step in every order",
+        limit: USUAL,
+        tests: &[isolation::TESTS, isolation_races::TESTS],
+    },
+    Layer {
+        name: "crash",
+        about: "kill -9 and immediate restarts under load; what clients saw is checked",
+        limit: USUAL,
+        tests: &[crash::TESTS],
+    },
+    Layer {
+        name: "readme",
+        about: "README.md shows what happens",
+        limit: USUAL,
+        tests: &[readme::TESTS],
     },
 ];
 

@@ -12,7 +12,10 @@ use crate::environment::environment;
 use crate::session::{LIMIT, Session};
 use crate::watchdog;
 
-crate::tests![lease_lives_across_pooled_connections, pooled_transactions_present_only_for_themselves];
+crate::tests![
+    lease_lives_across_pooled_connections,
+    pooled_transactions_present_only_for_themselves
+];
 
 struct PgBouncer {
     process: Child,
@@ -28,25 +31,38 @@ impl PgBouncer {
         environment().make_dir(&dir);
         environment().make_dir(&sockets);
         let settings = format!(
-            "[databases]\n* = host={} port=5432\n[pgbouncer]\nlisten_port = 6432\nunix_socket_dir = {}\n\
+            "[databases]\n* = host={} port=5432 user=postgres\n[pgbouncer]\nlisten_port = 6432\nunix_socket_dir = {}\n\
              auth_type = any\npool_mode = transaction\ndefault_pool_size = 10\nlogfile = {}\n",
             db.cluster.socket_dir().display(),
             sockets.display(),
             dir.join("log").display(),
         );
-        // auth_type any needs a user to log in as
-        let settings = settings.replace("port=5432", "port=5432 user=postgres");
         let file = dir.join("pgbouncer.ini");
         fs::write(&file, settings).expect("the settings can be written");
         let mut command = environment().command("pgbouncer", &dir);
-        command.arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command.spawn().unwrap_or_else(|e| panic!("cannot start pgbouncer (package pgbouncer): {e}"));
-        Self { process, dir: sockets, database: db.name.clone() }
+        command
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let process = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot start pgbouncer (package pgbouncer): {e}"));
+        Self {
+            process,
+            dir: sockets,
+            database: db.name.clone(),
+        }
     }
 
     fn connect(&self) -> Session {
         let mut config = Config::new();
-        config.host_path(&self.dir).port(6432).user("postgres").dbname(&self.database).connect_timeout(LIMIT);
+        config
+            .host_path(&self.dir)
+            .port(6432)
+            .user("postgres")
+            .dbname(&self.database)
+            .connect_timeout(LIMIT);
         wait_for("pgbouncer", || Session::connect_pooled(&config).ok())
     }
 }
@@ -73,7 +89,10 @@ impl Busy {
 fn through(s: &mut Session, sql: &str) -> (String, String) {
     let row = s.rows(sql).pop().expect("a row");
     let mut values = row.into_iter().map(Option::unwrap_or_default);
-    (values.next().expect("a pid"), values.next().expect("a value"))
+    (
+        values.next().expect("a pid"),
+        values.next().expect("a value"),
+    )
 }
 
 fn lease_lives_across_pooled_connections() {
@@ -82,7 +101,10 @@ fn lease_lives_across_pooled_connections() {
     let pooler = PgBouncer::start(&db);
     let mut busy = Busy(Vec::new());
     let mut client = pooler.connect();
-    let (pid_1, token) = through(&mut client, "SELECT pg_backend_pid(), acquire_lease('doc:1', ttl => '5min')");
+    let (pid_1, token) = through(
+        &mut client,
+        "SELECT pg_backend_pid(), acquire_lease('doc:1', ttl => '5min')",
+    );
     busy.one_more(&pooler);
     let write = format!(
         "BEGIN; SET LOCAL leasehold.token = '{token}'; UPDATE doc SET n = n + 1 WHERE id = 1;
@@ -91,15 +113,25 @@ fn lease_lives_across_pooled_connections() {
     let (pid_2, n) = through(&mut client, &write);
     assert_eq!(n, "1");
     busy.one_more(&pooler);
-    let (pid_3, renewed) = through(&mut client, &format!("SELECT pg_backend_pid(), renew_lease('doc:1', {token})"));
+    let (pid_3, renewed) = through(
+        &mut client,
+        &format!("SELECT pg_backend_pid(), renew_lease('doc:1', {token})"),
+    );
     assert_eq!(renewed, "t");
     busy.one_more(&pooler);
-    let (pid_4, released) = through(&mut client, &format!("SELECT pg_backend_pid(), release_lease('doc:1', {token})"));
+    let (pid_4, released) = through(
+        &mut client,
+        &format!("SELECT pg_backend_pid(), release_lease('doc:1', {token})"),
+    );
     assert_eq!(released, "t");
     let mut pids = vec![pid_1, pid_2, pid_3, pid_4];
     pids.sort();
     pids.dedup();
-    assert_eq!(pids.len(), 4, "the steps went over the same server connections: {pids:?}");
+    assert_eq!(
+        pids.len(),
+        4,
+        "the steps went over the same server connections: {pids:?}"
+    );
     let token: i64 = token.parse().expect("a token");
     let mut next = db.session();
     assert!(next.acquire("doc:1") > token);
@@ -115,8 +147,12 @@ fn pooled_transactions_present_only_for_themselves() {
     let take = "BEGIN; SELECT pg_backend_pid(), acquire_lease('doc:1', ttl => '5min'); COMMIT";
     let (pid, token) = through(&mut holder, take);
     let write = "UPDATE doc SET n = n + 1 WHERE id = 1";
-    holder.exec(&format!("BEGIN; SELECT fence('doc:1', {token}); {write}; COMMIT"));
-    holder.exec(&format!("BEGIN; SET LOCAL leasehold.token = '{token}'; {write}; COMMIT"));
+    holder.exec(&format!(
+        "BEGIN; SELECT fence('doc:1', {token}); {write}; COMMIT"
+    ));
+    holder.exec(&format!(
+        "BEGIN; SET LOCAL leasehold.token = '{token}'; {write}; COMMIT"
+    ));
     // another client on the very connection that acquired and presented
     let (same, _) = through(&mut other, "SELECT pg_backend_pid(), 1");
     assert_eq!(same, pid, "the pool has opened another connection");

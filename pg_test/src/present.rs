@@ -33,6 +33,8 @@ crate::tests![
     uncommitted_token_is_its_transactions_own,
     fence_shows_in_pg_locks,
     fence_of_an_own_lease_released_in_the_same_transaction,
+    refusal_is_not_remembered,
+    many_resources_in_one_statement,
 ];
 
 /// Table doc with a token column; rows 1 and 2 for resources doc:1 and doc:2.
@@ -347,10 +349,12 @@ fn token_column_presents() {
         "LH001",
     );
     s.exec(&format!("INSERT INTO doc VALUES (3, 0, {current})"));
-    // ON CONFLICT: the row proposed and the row met are the same resource
-    s.exec(&format!(
+    // ON CONFLICT: the insertion presents, and then the update has to
+    let upsert = format!(
         "INSERT INTO doc VALUES (3, 5, {current}) ON CONFLICT (id) DO UPDATE SET n = excluded.n"
-    ));
+    );
+    db.refused(&mut s, &upsert, "LH003");
+    s.exec(&format!("{upsert}, tok = excluded.tok"));
     assert_eq!(s.one::<i32>("SELECT n FROM doc WHERE id = 3"), 5);
 }
 
@@ -557,7 +561,7 @@ fn each_way_can_be_stale() {
     // the refusal names both tokens
     let error = db.refused(&mut optioned, "DELETE FROM doc WHERE id = 1", "LH001");
     error
-        .details("doc:1")
+        .tells("doc:1")
         .details(&stale.to_string())
         .details(&current.to_string());
 }
@@ -658,4 +662,47 @@ fn fence_of_an_own_lease_released_in_the_same_transaction() {
     s.exec("UPDATE doc SET n = 1 WHERE id = 1; COMMIT");
     assert_eq!(doc_1(&mut s), format!("1|{token}"));
     assert_eq!(s.state_of("doc:1"), "free");
+}
+
+fn refusal_is_not_remembered() {
+    let db = Db::new();
+    let mut s = docs(&db);
+    let (stale, current) = s.stale_and_current("doc:1");
+    let write = "UPDATE doc SET n = n + 1 WHERE id = 1";
+    s.exec("BEGIN; SAVEPOINT a");
+    s.err(write).is("LH003");
+    s.exec(&format!(
+        "ROLLBACK TO a; SET LOCAL leasehold.token = '{stale}'; SAVEPOINT b"
+    ));
+    s.err(write).is("LH001");
+    s.exec(&format!(
+        "ROLLBACK TO b; SET LOCAL leasehold.token = '{current}'"
+    ));
+    s.exec(&format!("{write}; COMMIT"));
+    assert_eq!(doc_1(&mut s), format!("1|{current}"));
+}
+
+fn many_resources_in_one_statement() {
+    let db = Db::new();
+    let mut s = docs(&db);
+    s.exec("CREATE TABLE big (id int, round int, tok bigint); SELECT fence_table('big', 'big:{id}', 'tok')");
+    s.exec("CREATE TABLE mine AS SELECT id, acquire_lease('big:' || id, ttl => '5min') AS tok FROM generate_series(1, 2000) id");
+    s.exec("INSERT INTO big SELECT id, 0, tok FROM mine ORDER BY random()");
+    s.exec("UPDATE big SET round = 1, tok = mine.tok FROM mine WHERE mine.id = big.id");
+    assert_eq!(
+        s.one::<i64>("SELECT count(*) FROM big JOIN mine USING (id, tok) WHERE round = 1"),
+        2000
+    );
+    // one that does not fit among two thousand that do
+    s.exec("UPDATE mine SET tok = tok - 1 WHERE id = 1357");
+    db.refused(
+        &mut s,
+        "UPDATE big SET round = 2, tok = mine.tok FROM mine WHERE mine.id = big.id",
+        "LH001",
+    )
+    .tells("big:1357");
+    assert_eq!(
+        s.one::<i64>("SELECT count(*) FROM big WHERE round = 1"),
+        2000
+    );
 }

@@ -118,8 +118,11 @@ impl Session {
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<T, DbErr> {
-        let row = self.client.query_one(sql, params)?;
-        Ok(row.try_get(0)?)
+        let result = self
+            .client
+            .query_one(sql, params)
+            .and_then(|row| row.try_get(0));
+        result.map_err(|error| self.settled(error))
     }
 
     /// Runs one or more statements by the simple protocol.
@@ -145,7 +148,11 @@ impl Session {
 
     pub fn try_rows(&mut self, sql: &str) -> Result<Vec<Row>, DbErr> {
         let mut rows = Vec::new();
-        for message in self.client.simple_query(sql)? {
+        let messages = self
+            .client
+            .simple_query(sql)
+            .map_err(|error| self.settled(error))?;
+        for message in messages {
             if let SimpleQueryMessage::Row(row) = message {
                 rows.push(
                     (0..row.len())
@@ -184,16 +191,20 @@ impl Session {
     /// COPY ... FROM STDIN.
     pub fn try_copy_in(&mut self, sql: &str, data: &str) -> Result<u64, DbErr> {
         use std::io::Write;
-        let mut writer = self.client.copy_in(sql)?;
-        writer
-            .write_all(data.as_bytes())
-            .expect("the data is written to memory");
-        Ok(writer.finish()?)
+        let copied = self.client.copy_in(sql).and_then(|mut writer| {
+            writer
+                .write_all(data.as_bytes())
+                .expect("the data is written to memory");
+            writer.finish()
+        });
+        copied.map_err(|error| self.settled(error))
     }
 
-    /// Asks the server to cancel what this session's backend is doing. To be used from another thread.
-    pub fn canceler(&self) -> postgres::CancelToken {
-        self.client.cancel_token()
+    /// An error arrives before the server has undone what failed; what other sessions see is settled only when
+    /// this one's backend is ready again. An empty statement waits for that.
+    fn settled(&mut self, error: postgres::Error) -> DbErr {
+        let _ = self.client.simple_query("");
+        error.into()
     }
 
     /// Runs `sql` in a thread, to be awaited by `Pending::join`.

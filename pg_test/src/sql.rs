@@ -34,6 +34,7 @@ crate::tests![
     leases_lists_what_lease_info_tells,
     arguments_of_fence_table_are_checked,
     errors_of_our_own_tell_facts_and_next_step,
+    acquire_twice_in_one_statement_or_transaction,
 ];
 
 /// Calls that name a resource and a token, with places for both.
@@ -488,7 +489,8 @@ fn unknown_resource_is_free_and_has_no_lease() {
         &format!("SELECT fence('nobody''s', {NEVER})"),
         "LH002",
     );
-    db.refused(&mut s, "SELECT fence('nobody''s', 1)", "LH001");
+    // there was no token before this server started, so the floor is at nothing
+    db.refused(&mut s, "SELECT fence('nobody''s', 1)", "LH002");
     assert_eq!(db.state(), before, "a question makes no lease");
     assert_eq!(s.one::<i64>("SELECT count(*) FROM leasehold.leases"), 0);
 }
@@ -650,7 +652,7 @@ fn lease_info_tells_a_lease() {
     let expected = format!(
         "(resource, token, holder, state) = ('r', {token}, 'worker 7', 'held')
          AND ttl = '2min'::interval AND remaining > '1min'::interval AND remaining <= '2min'::interval
-         AND granted_at BETWEEN now() - '1min'::interval AND clock_timestamp() AND renewed_at = granted_at
+         AND granted_at BETWEEN now() - '1min'::interval AND clock_timestamp() AND renewed_at IS NULL
          AND role::text = '{role}' AND pid = {} AND durable AND writers = 0",
         s.pid
     );
@@ -723,24 +725,45 @@ fn arguments_of_fence_table_are_checked() {
 fn errors_of_our_own_tell_facts_and_next_step() {
     let db = Db::new();
     let mut s = db.session();
-    s.exec("CREATE TABLE t (id int); SELECT fence_table('t', 't')");
-    let stale: i64 = s.one("SELECT acquire_lease('t', 'first', '1 microsecond')");
-    let current: i64 = s.one("SELECT acquire_lease('t', 'second', '5min')");
-    // DETAIL has the resource, the presented token, the current one and its holder
-    let error = db.refused(&mut s, &format!("SELECT fence('t', {stale})"), "LH001");
+    s.exec("CREATE TABLE t (id int); SELECT fence_table('t', 'job 7')");
+    let stale: i64 = s.one("SELECT acquire_lease('job 7', 'first', '1 microsecond')");
+    let current: i64 = s.one("SELECT acquire_lease('job 7', 'second', '5min')");
+    // the resource, the presented token, the current one and its holder
+    let error = db.refused(&mut s, &format!("SELECT fence('job 7', {stale})"), "LH001");
     error
-        .details("t")
+        .tells("job 7")
         .details(&stale.to_string())
         .details(&current.to_string())
         .details("second");
-    let error = db.refused(&mut s, &format!("SELECT fence('t', {NEVER})"), "LH002");
+    let error = db.refused(&mut s, &format!("SELECT fence('job 7', {NEVER})"), "LH002");
     error
+        .tells("job 7")
         .details(&NEVER.to_string())
         .details(&current.to_string());
     db.refused(&mut s, "INSERT INTO t VALUES (1)", "LH003")
-        .details("t")
+        .tells("job 7")
         .hints_at("leasehold.token");
-    s.release("t", current);
-    db.refused(&mut s, &format!("SELECT fence('t', {current})"), "LH004")
-        .details(&current.to_string());
+    s.release("job 7", current);
+    db.refused(
+        &mut s,
+        &format!("SELECT fence('job 7', {current})"),
+        "LH004",
+    )
+    .tells("job 7")
+    .details(&current.to_string());
+}
+
+fn acquire_twice_in_one_statement_or_transaction() {
+    let db = Db::new();
+    let mut s = db.session();
+    let granted: i64 =
+        s.one("SELECT count(acquire_lease('r', ttl => '5min')) FROM generate_series(1, 100)");
+    assert_eq!(granted, 1);
+    s.exec("BEGIN");
+    let token = s.acquire("q");
+    assert_eq!(s.try_acquire("q"), None, "it is held, by whomever");
+    s.exec("COMMIT");
+    assert!(s.renew("q", token));
+    let row = s.rows("SELECT acquire_lease('a') < acquire_lease('b'), acquire_lease('a') IS NULL");
+    assert_eq!(row, [[Some("t".to_owned()), Some("t".to_owned())]]);
 }

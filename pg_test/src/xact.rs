@@ -54,6 +54,7 @@ crate::tests![
     prepared_fenced_writes_roll_back_after_a_restart,
     prepared_transaction_leaves_its_session_clean,
     cursor_and_copy_out_do_not_disturb,
+    snapshot_older_than_the_grant_cannot_write,
 ];
 
 fn docs(db: &Db) -> Session {
@@ -891,9 +892,11 @@ fn prepare_after_acquire_is_refused() {
     s.exec("BEGIN; SAVEPOINT a");
     s.acquire("doc:2");
     s.exec(&format!(
-        "ROLLBACK TO a; CREATE TABLE t (); PREPARE TRANSACTION '{0}'; COMMIT PREPARED '{0}'",
+        "ROLLBACK TO a; CREATE TABLE t (); PREPARE TRANSACTION '{}'",
         db.name
     ));
+    s.exec(&format!("COMMIT PREPARED '{}'", db.name));
+    s.exec("TABLE t");
 }
 
 fn prepare_after_release_is_refused() {
@@ -990,4 +993,24 @@ fn cursor_and_copy_out_do_not_disturb() {
         held, 3,
         "what a held cursor acquired at its commit is acquired"
     );
+}
+
+fn snapshot_older_than_the_grant_cannot_write() {
+    let db = Db::new();
+    let mut s = docs(&db);
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        s.exec(&format!(
+            "BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM doc"
+        ));
+        let token = db.session().acquire("doc:1");
+        // it could not see what earlier holders wrote between its snapshot and the grant
+        db.refused_write(&mut s, &format!("SELECT fence('doc:1', {token})"), "40001");
+        s.exec(&format!(
+            "BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM doc"
+        ));
+        s.fence("doc:1", token);
+        s.exec("UPDATE doc SET n = n + 1 WHERE id = 1; COMMIT");
+        assert!(s.release("doc:1", token));
+    }
+    assert_eq!(n_of_doc_1(&db), 2);
 }

@@ -187,39 +187,56 @@ impl Firing {
         self.datum(side, column).map(|datum| datum.value() as i64)
     }
 
-    /// What a former firing of this statement left here.
-    pub fn memo<T>(&self) -> Option<&mut T> {
-        // SAFETY: only `set_memo` writes this pointer, with the one type that this trigger function
-        // uses; the value lives until the function's memory context goes; calls do not overlap,
-        // because a nested statement has a function info of its own
-        unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast::<T>().as_mut() }
+    /// Takes what a former firing of this statement has left; it is to be left again.
+    pub fn take<T>(&self) -> Option<Box<T>> {
+        // SAFETY: only `leave` writes these pointers, with the one type that this trigger function
+        // uses; what is taken out is not there any more for anyone else
+        unsafe {
+            let place = (*(*self.fcinfo).flinfo).fn_extra.cast::<Place>();
+            let left = place.as_mut().map(|place| &mut place.left)?;
+            let left = std::mem::replace(left, std::ptr::null_mut());
+            (!left.is_null()).then(|| Box::from_raw(left.cast::<T>()))
+        }
     }
 
     /// Leaves something for the next firings of this statement; dropped with its memory context.
-    pub fn set_memo<T>(&self, value: T) -> &mut T {
-        let boxed = Box::into_raw(Box::new(value));
-        // SAFETY: the callback drops the box once, when the function info's context is reset, which
-        // is also the end of the pointer
+    pub fn leave<T>(&self, value: Box<T>) {
+        // SAFETY: the place is made once, in the memory context of the function info, and goes with
+        // it; the callback then drops what is left there
         unsafe {
             let flinfo = (*self.fcinfo).flinfo;
-            let callback = pg_sys::MemoryContextAllocZero(
-                (*flinfo).fn_mcxt,
-                size_of::<pg_sys::MemoryContextCallback>(),
-            )
-            .cast::<pg_sys::MemoryContextCallback>();
-            (*callback).func = Some(drop_memo::<T>);
-            (*callback).arg = boxed.cast();
-            pg_sys::MemoryContextRegisterResetCallback((*flinfo).fn_mcxt, callback);
-            (*flinfo).fn_extra = boxed.cast();
-            &mut *boxed
+            if (*flinfo).fn_extra.is_null() {
+                let memory = pg_sys::MemoryContextAllocZero((*flinfo).fn_mcxt, size_of::<Place>());
+                let place = memory.cast::<Place>();
+                (*place).callback.func = Some(drop_left::<T>);
+                (*place).callback.arg = memory;
+                pg_sys::MemoryContextRegisterResetCallback(
+                    (*flinfo).fn_mcxt,
+                    &raw mut (*place).callback,
+                );
+                (*flinfo).fn_extra = memory;
+            }
+            (*(*flinfo).fn_extra.cast::<Place>()).left = Box::into_raw(value).cast();
         }
     }
 }
 
+/// Where a statement's firings leave something for each other.
+#[repr(C)]
+struct Place {
+    callback: pg_sys::MemoryContextCallback,
+    left: *mut c_void,
+}
+
 #[pg_guard]
-unsafe extern "C-unwind" fn drop_memo<T>(memo: *mut c_void) {
-    // SAFETY: made by `set_memo` from a box of this type; called once
-    drop(unsafe { Box::from_raw(memo.cast::<T>()) });
+unsafe extern "C-unwind" fn drop_left<T>(place: *mut c_void) {
+    // SAFETY: made by `leave`, for values of this type; called once, before the memory goes
+    unsafe {
+        let left = (*place.cast::<Place>()).left;
+        if !left.is_null() {
+            drop(Box::from_raw(left.cast::<T>()));
+        }
+    }
 }
 
 /// Why a column cannot be part of a resource.
@@ -319,11 +336,10 @@ fn type_class(type_: Oid) -> Result<(pg_sys::Oid, Class), ColumnError> {
         pg_sys::DATEOID | pg_sys::TIMESTAMPOID | pg_sys::TIMESTAMPTZOID => Class::Dated,
         // SAFETY: catalog cache lookups
         other if unsafe { pg_sys::type_is_enum(other) || is_string(other) } => Class::Output,
-        // SAFETY: the result is a palloc'd string
         other => {
-            return Err(ColumnError::Type(unsafe {
-                shown(CStr::from_ptr(pg_sys::format_type_be(other)).to_bytes())
-            }));
+            // SAFETY: the result is a palloc'd string
+            let name = unsafe { CStr::from_ptr(pg_sys::format_type_be(other)) };
+            return Err(ColumnError::Type(shown(name.to_bytes())));
         }
     };
     Ok((base, class))
