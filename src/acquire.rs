@@ -34,7 +34,6 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
     if pg::clock::now_us() < database.lossy_until_us {
         return Ok(None);
     }
-    tokens::ensure(resource.ledger)?;
     let begun = loop {
         if resource
             .open(&database)?
@@ -43,6 +42,7 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
         {
             return Ok(None);
         }
+        tokens::ensure(resource.ledger)?;
         // None: the entry was reclaimed in between, by others that need room
         if let Some(begun) = begin(request) {
             break begun;

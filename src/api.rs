@@ -217,25 +217,12 @@ fn release_lease(call: &Call) -> Answer<Value> {
         .release_answer(xact::owner(), token, pg::clock::now_us());
     Ok(Value::Bool(match answer {
         Release::Yes => {
-            let marked = entry.record.lease.unmarked && mark(&resource, token)?;
-            xact::release_at_commit(&resource, token, marked);
+            xact::release_at_commit(&resource, token);
             true
         }
         Release::Already => true,
         Release::No => false,
     }))
-}
-
-/// A lease from before the start would be believed in again if its entry were reclaimed, so the ledger
-/// is told of its release in this transaction: under the fence, as in `lengthen`. In a read-only
-/// transaction it can't be, and the entry stays.
-fn mark(resource: &Resource, token: i64) -> Answer<bool> {
-    if pg::read_only_transaction() {
-        return Ok(false);
-    }
-    pg::heavy::share_fence(resource.hash);
-    ledger::mark_released(resource.ledger, &resource.name, token)?;
-    Ok(true)
 }
 
 /// fence(resource text, token bigint) RETURNS void

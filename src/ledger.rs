@@ -4,6 +4,7 @@
 //! This module only reads and writes; what a row means for a lease is decided by `resources`.
 
 use crate::errors::{Answer, no_ledger};
+use crate::marks;
 use crate::pg::spi::{Arg, Statement};
 use crate::pg::{self, Oid};
 
@@ -67,7 +68,10 @@ static READ: Statement = Statement::new(
 /// The row of a resource as committed by now.
 pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
     let rows = READ.read(owner(ledger)?, &[Arg::Text(resource)], |row| row_of(row, 1));
-    Ok(rows.into_iter().next())
+    Ok(rows.into_iter().next().map(|mut row| {
+        row.released |= marks::is_left_over(ledger, resource, row.token);
+        row
+    }))
 }
 
 static UNRELEASED: Statement = Statement::new(
@@ -77,9 +81,11 @@ static UNRELEASED: Statement = Statement::new(
 
 /// All rows that are not marked released.
 pub fn unreleased(ledger: Oid) -> Answer<Vec<(Vec<u8>, Row)>> {
-    Ok(UNRELEASED.read(owner(ledger)?, &[], |row| {
+    let mut rows = UNRELEASED.read(owner(ledger)?, &[], |row| {
         (row.bytes(1).unwrap_or_default(), row_of(row, 2))
-    }))
+    });
+    rows.retain(|(resource, row)| !marks::is_left_over(ledger, resource, row.token));
+    Ok(rows)
 }
 
 /// The columns of a row from `first` on; none of them can be NULL.
@@ -147,19 +153,25 @@ pub fn lengthen(ledger: Oid, resource: &[u8], token: i64, ttl_us: i64) -> Answer
     Ok(())
 }
 
+// Never waits: a row that is locked is being granted anew.
 static MARK: Statement = Statement::new(
-    c"UPDATE leasehold.ledger SET released = true
-       WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2",
+    c"WITH due AS (SELECT resource FROM leasehold.ledger
+                    WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2
+                      FOR UPDATE SKIP LOCKED)
+      UPDATE leasehold.ledger AS l SET released = true
+        FROM due WHERE l.resource OPERATOR(pg_catalog.=) due.resource
+      RETURNING true",
 );
 
-/// Marks a lease as released, in the running transaction.
-pub fn mark_released(ledger: Oid, resource: &[u8], token: i64) -> Answer<()> {
-    MARK.write(
+/// Marks a lease as released, in the running transaction. False where its row is locked or another
+/// lease's.
+pub fn mark_released(ledger: Oid, resource: &[u8], token: i64) -> Answer<bool> {
+    let marked = MARK.write(
         owner(ledger)?,
         &[Arg::Text(resource), Arg::I64(token)],
         |_| (),
     );
-    Ok(())
+    Ok(!marked.is_empty())
 }
 
 static POSITION: Statement = Statement::new(

@@ -8,6 +8,7 @@
 //! - `resources`: from a name to its entry, in the shared table or from the ledger
 //! - `table`: the shared table
 //! - `ledger`, `tokens`: what is durable, and the token sequence
+//! - `marks`: releases that the ledger has not been told of
 //! - `xact`: what a transaction has to undo or complete
 //! - `worker`, `settings`, `errors`
 //! - `pg`: the only raw PostgreSQL calls
@@ -24,6 +25,7 @@ mod attach;
 mod errors;
 mod fence;
 mod ledger;
+mod marks;
 mod pg;
 mod resources;
 mod settings;

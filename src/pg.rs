@@ -259,6 +259,29 @@ fn set_local(name: &CStr, value: &CStr) {
     }
 }
 
+/// Lets this session's commits return before they are on disk.
+pub fn commit_asynchronously() {
+    // SAFETY: both strings live through the call
+    unsafe {
+        pg_sys::set_config_option(
+            c"synchronous_commit".as_ptr(),
+            c"off".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_SET,
+            true,
+            0,
+            false,
+        );
+    }
+}
+
+/// Whether this process is the postmaster (or stands alone).
+pub fn is_postmaster() -> bool {
+    // SAFETY: a plain variable of the process
+    unsafe { !pg_sys::IsUnderPostmaster }
+}
+
 /// The text of `shared_preload_libraries`.
 pub fn shared_preload_libraries() -> String {
     // SAFETY: the GUC's variable is a C string or null

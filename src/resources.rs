@@ -44,10 +44,7 @@ impl Found {
     }
 }
 
-const UNKNOWN: Entry = Entry {
-    record: Record::UNKNOWN,
-    holding: Holding::NONE,
-};
+const UNKNOWN: Entry = Entry::new(Record::UNKNOWN, Holding::NONE);
 
 impl Resource {
     /// Checks a name. 22004, 22023, 22001; 55000 without the extension.
@@ -152,25 +149,21 @@ pub fn replicated(row: &Row) -> Entry {
 }
 
 fn entry_of(row: &Row, standing: Standing, writable_us: i64) -> Entry {
-    Entry {
-        record: Record::recovered(
-            Remembered {
-                token: row.token,
-                ttl_us: row.ttl_us,
-                released: row.released,
-                standing,
-            },
-            writable_us,
-        ),
-        holding: Holding {
-            holder: Bytes::new(&row.holder),
-            role: row.role,
-            pid: 0,
-            granted_at: row.granted_at,
-            renewed_at: 0,
-            granted_by: 0,
-        },
-    }
+    let remembered = Remembered {
+        token: row.token,
+        ttl_us: row.ttl_us,
+        released: row.released,
+        standing,
+    };
+    let holding = Holding {
+        holder: Bytes::new(&row.holder),
+        role: row.role,
+        pid: 0,
+        granted_at: row.granted_at,
+        renewed_at: 0,
+        granted_by: 0,
+    };
+    Entry::new(Record::recovered(remembered, writable_us), holding)
 }
 
 /// Whether bytes can name a resource.

@@ -125,6 +125,19 @@ pub struct Entry {
     pub record: Record,
     /// Of the lease of `record.t_max`.
     pub holding: Holding,
+    /// The lease was released, and the ledger has not been told.
+    pub mark_due: bool,
+}
+
+impl Entry {
+    /// An entry that nothing else is known of yet.
+    pub const fn new(record: Record, holding: Holding) -> Entry {
+        Entry {
+            record,
+            holding,
+            mark_due: false,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -172,6 +185,10 @@ pub struct Database {
     pub lost_up_to: i64,
     /// `leasehold.server` names this server, database and timeline.
     pub is_home: bool,
+    /// Releases are waiting to be marked in the ledger.
+    pub marks_wanted: bool,
+    /// The marks that a clean shutdown had left over are in the ledger.
+    pub is_caught_up: bool,
 }
 
 impl Database {
@@ -185,6 +202,8 @@ impl Database {
         lossy_until_us: 0,
         lost_up_to: 0,
         is_home: false,
+        marks_wanted: false,
+        is_caught_up: false,
     };
 }
 
@@ -192,6 +211,8 @@ impl Database {
 struct Header {
     /// When the server became writable, as far as known; 0 until then.
     writable_us: AtomicI64,
+    /// The static worker's latch; null while it does not run.
+    worker: AtomicPtr<pg_sys::Latch>,
     databases: [Database; DATABASES],
 }
 
@@ -300,6 +321,7 @@ impl PgSharedMemoryInitialization for Table {
             );
             self.header.store(header, Ordering::Release);
         }
+        crate::marks::at_startup();
     }
 }
 
@@ -310,6 +332,7 @@ unsafe fn initialise(header: *mut Header, geometry: Geometry) {
     // written here
     unsafe {
         (&raw mut (*header).writable_us).write(AtomicI64::new(0));
+        (&raw mut (*header).worker).write(AtomicPtr::new(std::ptr::null_mut()));
         for i in 0..DATABASES {
             (&raw mut (*header).databases[i]).write(Database::UNUSED);
         }
@@ -334,10 +357,7 @@ unsafe fn initialise(header: *mut Header, geometry: Geometry) {
                     database: 0,
                     ledger: 0,
                     hash: 0,
-                    entry: Entry {
-                        record: Record::UNKNOWN,
-                        holding: Holding::NONE,
-                    },
+                    entry: Entry::new(Record::UNKNOWN, Holding::NONE),
                     resource: Bytes::EMPTY,
                 });
             }
@@ -436,7 +456,8 @@ impl View {
         }
     }
 
-    /// A slot for a new entry: a free one, or one whose lease is over.
+    /// A slot for a new entry: a free one, or one whose lease is over, best one whose release the
+    /// ledger knows.
     fn vacate(&self, now_us: i64) -> Option<u32> {
         // SAFETY: the lock is held exclusively
         unsafe {
@@ -446,6 +467,8 @@ impl View {
                 partition.free = (*self.slot(index)).next;
                 return Some(index);
             }
+            let mut second_best = None;
+            let mut found = None;
             for _ in 0..self.geometry.slots {
                 let index = partition.hand;
                 partition.hand = if (index as usize) + 1 < self.geometry.slots {
@@ -453,13 +476,19 @@ impl View {
                 } else {
                     0
                 };
-                if (*self.slot(index)).entry.record.is_evictable(now_us) {
-                    self.unlink(index);
-                    partition.generation = partition.generation.wrapping_add(1);
-                    return Some(index);
+                let entry = &(*self.slot(index)).entry;
+                if entry.record.is_evictable(now_us) {
+                    if !entry.mark_due {
+                        found = Some(index);
+                        break;
+                    }
+                    second_best = second_best.or(Some(index));
                 }
             }
-            None
+            let index = found.or(second_best)?;
+            self.unlink(index);
+            partition.generation = partition.generation.wrapping_add(1);
+            Some(index)
         }
     }
 }
@@ -574,6 +603,93 @@ pub fn entries(database: Oid, ledger: Oid) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, En
         }
     }
     all
+}
+
+/// Releases of a ledger that it has not been told of, at most about `most`: resource and token.
+pub fn due_marks(database: Oid, ledger: Oid, most: usize) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, i64)> {
+    let geometry = Geometry::current();
+    let mut due = Vec::new();
+    for index in 0..geometry.partitions {
+        due.reserve(geometry.slots);
+        let locked = locked_partition(geometry, index, false);
+        for slot in 0..geometry.slots {
+            // SAFETY: the lock is held
+            let slot = unsafe { &*locked.view.slot(slot as u32) };
+            if slot.entry.mark_due && slot.database == database && slot.ledger == ledger {
+                due.push((slot.resource, slot.entry.record.lease.token));
+            }
+        }
+        drop(locked);
+        if due.len() >= most {
+            break;
+        }
+    }
+    due
+}
+
+/// Every release that a ledger has not been told of: database, ledger, resource, token. Without locks:
+/// only for the postmaster, when all other processes are gone.
+pub fn due_marks_at_shutdown() -> Vec<(Oid, Oid, Vec<u8>, i64)> {
+    let geometry = Geometry::current();
+    let mut due = Vec::new();
+    for index in 0..geometry.partitions {
+        // SAFETY: the memory is still there; nobody else is
+        let view = unsafe { View::at(header(), geometry, index) };
+        for slot in 0..geometry.slots {
+            // SAFETY: as above
+            let slot = unsafe { &*view.slot(slot as u32) };
+            if slot.database != 0 && slot.entry.mark_due {
+                let resource = slot.resource.as_slice().to_vec();
+                let token = slot.entry.record.lease.token;
+                due.push((slot.database, slot.ledger, resource, token));
+            }
+        }
+    }
+    due
+}
+
+/// Whether the marks that were left over for a database are in its ledger. Without locks, as above.
+pub fn is_caught_up_at_shutdown(oid: Oid) -> bool {
+    // SAFETY: the memory is still there; nobody else is
+    let databases = unsafe { &(*header()).databases };
+    databases.iter().any(|d| d.oid == oid && d.is_caught_up)
+}
+
+/// Has the worker mark releases of a database. Cheap when it is going to anyway; cannot fail.
+pub fn want_marks(oid: Oid) {
+    if known_database(oid).is_some_and(|known| known.marks_wanted) {
+        return;
+    }
+    database(oid, |known| known.marks_wanted = true);
+    wake_worker();
+}
+
+/// The databases with releases to mark.
+pub fn marks_wanted() -> Vec<Oid> {
+    let mut all = Vec::with_capacity(DATABASES);
+    let held = lock(Geometry::current().locks() - 1).share();
+    // SAFETY: the lock is held
+    let databases = unsafe { &(*header()).databases };
+    let wanted = databases.iter().filter(|d| d.oid != 0 && d.marks_wanted);
+    all.extend(wanted.map(|d| d.oid));
+    drop(held);
+    all
+}
+
+/// Announces the static worker to those who wake it, or takes it off (null).
+pub fn set_worker(latch: *mut pg_sys::Latch) {
+    // SAFETY: the header lives as long as the process
+    unsafe { &(*header()).worker }.store(latch, Ordering::Release);
+}
+
+fn wake_worker() {
+    // SAFETY: a latch in a process slot of shared memory, which stays valid when its process ends
+    unsafe {
+        let latch = (*header()).worker.load(Ordering::Acquire);
+        if !latch.is_null() {
+            pg_sys::SetLatch(latch);
+        }
+    }
 }
 
 /// Notes that the server has been writable since then at the latest; the first note counts.

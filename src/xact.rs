@@ -57,8 +57,7 @@ struct Undo {
 #[derive(Default)]
 struct State {
     grants: Vec<Pending>,
-    /// (lease, its ledger row says that it was released)
-    releases: Vec<(Pending, bool)>,
+    releases: Vec<Pending>,
     /// (lease, TTL that its ledger row now holds)
     lengthened: Vec<(Pending, i64)>,
     /// Ledgers in whose `server` row this transaction has written, by subtransaction.
@@ -68,7 +67,7 @@ struct State {
     in_flight: Option<(RowInFlight, i64)>,
     /// To be done once the locks are gone.
     grants_to_undo: Vec<Pending>,
-    releases_to_do: Vec<(Pending, bool)>,
+    releases_to_do: Vec<Pending>,
 }
 
 /// The keys are hashes already.
@@ -154,17 +153,17 @@ pub fn grant_recorded(token: i64) {
     });
 }
 
-/// Notes a release that comes with the commit; `marked` says that the ledger is told by then.
-pub fn release_at_commit(resource: &Resource, token: i64, marked: bool) {
+/// Notes a release that comes with the commit.
+pub fn release_at_commit(resource: &Resource, token: i64) {
     BUSY.set(true);
     let pending = pending(resource, token);
     with(|state| {
         let known = state
             .releases
             .iter()
-            .any(|(r, _)| r.token == token && r.resource.name == pending.resource.name);
+            .any(|r| r.token == token && r.resource.name == pending.resource.name);
         if !known {
-            state.releases.push((pending, marked));
+            state.releases.push(pending);
         }
     });
 }
@@ -252,7 +251,7 @@ pub fn before_prepare() -> Answer<()> {
         if !state.grants.is_empty() {
             state.grants.first().map(|grant| ("acquired", grant))
         } else {
-            state.releases.first().map(|(lease, _)| ("released", lease))
+            state.releases.first().map(|lease| ("released", lease))
         }
         .map(|(what, lease)| (what, lease.resource.shown(), lease.token))
     });
@@ -276,6 +275,8 @@ pub fn committed() {
         for grant in state.grants.drain(..) {
             table::change(grant.resource.key(), |entry| {
                 entry.record.commit(grant.owner, now_us);
+                // the ledger row is the new lease's now
+                entry.mark_due = false;
             });
         }
         for (lease, ttl_us) in state.lengthened.drain(..) {
@@ -340,13 +341,15 @@ pub fn locks_are_gone() {
                 entry.record.abort(grant.owner)
             });
         }
-        for (lease, marked) in state.releases_to_do.drain(..) {
-            table::change(lease.resource.key(), |entry| {
-                if marked {
-                    entry.record.note_marked(lease.token);
-                }
+        for lease in state.releases_to_do.drain(..) {
+            let released = table::change(lease.resource.key(), |entry| {
                 entry.record.release(lease.token);
+                entry.mark_due |= entry.record.is_released(lease.token);
+                entry.mark_due
             });
+            if released == Some(true) {
+                table::want_marks(pg::database());
+            }
         }
     });
     let idle = STATE.with_borrow(|state| {
@@ -367,7 +370,7 @@ pub fn subtransaction_aborted(my: u32) {
             let grant = state.grants.pop();
             state.grants_to_undo.extend(grant);
         }
-        drop_tail(&mut state.releases, |(r, _)| r.subtransaction == my);
+        drop_tail(&mut state.releases, |r| r.subtransaction == my);
         drop_tail(&mut state.lengthened, |(l, _)| l.subtransaction == my);
         drop_tail(&mut state.moved_in, |(_, subtransaction)| {
             *subtransaction == my
@@ -396,7 +399,7 @@ pub fn subtransaction_committed(my: u32, parent: u32) {
         let grants = state.grants.iter_mut();
         hand_over(grants.map(|g| &mut g.subtransaction), my, parent);
         let releases = state.releases.iter_mut();
-        hand_over(releases.map(|(r, _)| &mut r.subtransaction), my, parent);
+        hand_over(releases.map(|r| &mut r.subtransaction), my, parent);
         let lengthened = state.lengthened.iter_mut();
         hand_over(lengthened.map(|(l, _)| &mut l.subtransaction), my, parent);
         let moved_in = state.moved_in.iter_mut();

@@ -372,6 +372,11 @@ impl Record {
         }
     }
 
+    /// Whether the lease of `token` is the last one, and was released.
+    pub fn is_released(&self, token: i64) -> bool {
+        self.lease.token == token && self.lease.end == End::Released
+    }
+
     /// Notes that the ledger says of the lease of `token` that it was released.
     pub fn note_marked(&mut self, token: i64) {
         if self.lease.token == token {

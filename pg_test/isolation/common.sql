@@ -37,7 +37,7 @@ CREATE FUNCTION take_expired(name text) RETURNS text LANGUAGE sql AS
 -- waits until a condition on r holds: the end of a lease by time has no event to wait for
 CREATE FUNCTION await(condition text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    deadline timestamptz := clock_timestamp() + '60 s';
+    deadline timestamptz := clock_timestamp() + '30 s';
     holds boolean;
 BEGIN
     LOOP

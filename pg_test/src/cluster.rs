@@ -99,6 +99,7 @@ impl Builder {
             dir,
             data,
             socket_dir,
+            variables: Mutex::default(),
             server: Mutex::new(None),
             monitor: Mutex::new(None),
         };
@@ -131,7 +132,10 @@ impl Builder {
         line("log_line_prefix", "%m [%p] %d %e ");
         // another build of leasehold, found before the installed one: for `pg_test/mutate`
         if let Some(dir) = std::env::var_os("LEASEHOLD_LIBRARY_DIR") {
-            line("dynamic_library_path", &format!("{}:$libdir", dir.to_string_lossy()));
+            line(
+                "dynamic_library_path",
+                &format!("{}:$libdir", dir.to_string_lossy()),
+            );
         }
         // the last one counts
         self.conf.iter().for_each(|(name, value)| line(name, value));
@@ -143,6 +147,7 @@ pub struct Cluster {
     dir: PathBuf,
     data: PathBuf,
     socket_dir: PathBuf,
+    variables: Mutex<Vec<(String, String)>>,
     server: Mutex<Option<Child>>,
     monitor: Mutex<Option<Session>>,
 }
@@ -242,6 +247,12 @@ impl Cluster {
         standby
     }
 
+    /// Sets an environment variable for the server; it counts from the next start.
+    pub fn set_variable(&self, name: &str, value: &str) {
+        let mut variables = self.variables.lock().unwrap_or_else(|e| e.into_inner());
+        variables.push((name.to_owned(), value.to_owned()));
+    }
+
     /// Starts the server and waits until it takes connections.
     pub fn start(&self) {
         self.start_only();
@@ -263,6 +274,13 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors);
+        command.envs(
+            self.variables
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .iter()
+                .cloned(),
+        );
         let mut server = self.server();
         assert!(server.is_none(), "the server runs already");
         *server = Some(

@@ -41,6 +41,7 @@ specs![
     taker_in_savepoint,
     fence_in_savepoint,
     prepared_writer,
+    setting_changes_within_a_statement,
     abort_against_a_reader,
 ];
 

@@ -79,9 +79,9 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "crash",
-        about: "kill -9 and immediate restarts under load; what clients saw is checked",
+        about: "kill -9 and immediate restarts under load, checked by what clients saw; a wall clock that jumps",
         limit: USUAL,
-        tests: &[crash::TESTS],
+        tests: &[crash::TESTS, crash::wall_clock::TESTS],
     },
     Layer {
         name: "readme",

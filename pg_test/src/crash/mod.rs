@@ -7,6 +7,7 @@
 mod history;
 mod load;
 mod rng;
+pub mod wall_clock;
 
 use std::sync::Arc;
 use std::thread;
