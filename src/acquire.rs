@@ -138,7 +138,8 @@ fn holding(request: &Request) -> Holding {
         Some(label) => Bytes::new(label),
         None => {
             let user = pg::role_name(pg::session_user());
-            Bytes::new(default_holder(&user, &pg::application_name(), pid).as_bytes())
+            let label = default_holder(&user, &pg::application_name(), pid);
+            Bytes::new(&pg::encoding::to_server(&label))
         }
     };
     Holding {

@@ -6,6 +6,8 @@
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
 
+use crate::pg;
+
 /// SQLSTATEs. Those of class LH are part of the contract.
 pub mod code {
     pub const STALE_TOKEN: &str = "LH001";
@@ -69,16 +71,9 @@ impl Refusal {
     }
 }
 
-/// Bytes in the server's encoding, as text for a message: what is not ASCII in bytes that are not
-/// UTF-8 is shown as `?`, because an invalid sequence would make the error report itself fail.
+/// Bytes in the server's encoding, as text for a message.
 pub fn shown(bytes: &[u8]) -> String {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => bytes
-            .iter()
-            .map(|b| if b.is_ascii() { *b as char } else { '?' })
-            .collect(),
-    }
+    pg::encoding::to_utf8(bytes)
 }
 
 /// A resource or holder as an SQL literal, for a HINT that can be pasted.

@@ -14,6 +14,7 @@ use std::ffi::{CStr, CString};
 use pgrx::pg_sys;
 
 pub mod clock;
+pub mod encoding;
 pub mod fmgr;
 pub mod guc;
 pub mod heavy;

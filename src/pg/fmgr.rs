@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 
-use super::{Oid, c_string};
+use super::{Oid, c_string, encoding};
 use crate::errors::{Answer, Refusal};
 
 /// What a function returns.
@@ -211,7 +211,7 @@ fn palloc_text(text: Option<&str>) -> *const c_char {
     match text {
         None => std::ptr::null(),
         Some(text) => {
-            let text = c_string(text);
+            let text = c_string(encoding::to_server(text));
             // SAFETY: copies a NUL-terminated string
             unsafe { pg_sys::pstrdup(text.as_ptr()) }
         }
