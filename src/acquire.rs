@@ -8,7 +8,7 @@ use crate::ledger::{self, NewRow};
 use crate::resources::{self, Resource};
 use crate::table::{self, Bytes, Database, Holding};
 use crate::xact::{self, Checked};
-use crate::{errors, pg, tokens};
+use crate::{errors, fence, pg, tokens};
 
 /// A request, with its arguments checked.
 pub struct Request {
@@ -55,6 +55,9 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
         return Ok(None);
     };
     make_durable(request, &granted, &database)?;
+    if pg::snapshot_is_fixed() {
+        xact::grant_stands_alone();
+    }
     Ok(Some(granted.token))
 }
 
@@ -74,6 +77,8 @@ fn begin(request: &Request) -> Option<Begin> {
 
 struct Granted {
     token: i64,
+    /// The worker may be marking the last lease as released.
+    marked_now: bool,
     holding: Holding,
 }
 
@@ -89,9 +94,9 @@ fn take_over(request: &Request) -> Answer<Option<Granted>> {
     }
     pg::heavy::share_fence(resource.hash);
     let holding = holding(request);
-    let token = loop {
-        if let Some(token) = record(request, &holding)? {
-            break token;
+    let (token, marked_now) = loop {
+        if let Some(recorded) = record(request, &holding)? {
+            break recorded;
         }
         tokens::ensure(resource.ledger)?;
     };
@@ -104,14 +109,19 @@ fn take_over(request: &Request) -> Answer<Option<Granted>> {
             token,
             deadline_us: pg::clock::now_us().saturating_add(request.ttl_us),
             named: true,
-            users: (pg::current_user(), pg::session_user()),
+            role: None,
+            users: fence::users(),
         },
     );
-    Ok(Some(Granted { token, holding }))
+    Ok(Some(Granted {
+        token,
+        marked_now,
+        holding,
+    }))
 }
 
 /// Records the grant under the next token, or None when the block of tokens is used up.
-fn record(request: &Request, holding: &Holding) -> Answer<Option<i64>> {
+fn record(request: &Request, holding: &Holding) -> Answer<Option<(i64, bool)>> {
     let resource = &request.resource;
     let owner = xact::owner();
     let recorded = table::change(resource.key(), |entry| {
@@ -123,10 +133,10 @@ fn record(request: &Request, holding: &Holding) -> Answer<Option<i64>> {
             return Err((token, entry.record.t_max));
         }
         entry.holding = *holding;
-        Ok(Some(token))
+        Ok(Some((token, entry.is_being_marked)))
     });
     match recorded {
-        Some(Ok(token)) => Ok(token),
+        Some(Ok(recorded)) => Ok(recorded),
         Some(Err((token, t_max))) => Err(token_behind(resource, token, t_max)),
         None => Err(internal("an entry with a grant in progress was reclaimed")),
     }
@@ -164,6 +174,7 @@ fn make_durable(request: &Request, granted: &Granted, database: &Database) -> An
             role: granted.holding.role,
             granted_at: granted.holding.granted_at,
         },
+        granted.marked_now,
     )?;
     if !written {
         return Err(token_behind(resource, granted.token, i64::MAX));
@@ -184,7 +195,7 @@ fn token_behind(resource: &Resource, token: i64, t_max: i64) -> Refusal {
         format!("token {token} for resource \"{}\" is not above its last one", resource.shown()),
     )
     .detail(if t_max == i64::MAX {
-        "The ledger holds a higher token than the sequence.".to_owned()
+        "The ledger holds a higher token than the sequence, or has lost the row of the resource.".to_owned()
     } else {
         format!("The last one is {t_max}: leasehold.ledger or leasehold.token_seq was changed by hand.")
     })
@@ -207,12 +218,17 @@ pub fn check_context() -> Answer<()> {
         ));
     }
     if pg::snapshot_is_fixed() && pg::more_may_follow() {
-        return Err(Refusal::new(
-            code::ACTIVE_TRANSACTION,
-            "acquire_lease() cannot run in a REPEATABLE READ or SERIALIZABLE transaction block",
-        )
-        .detail("The transaction's snapshot is older than the grant would be, so it could not see what the last holder wrote.")
-        .hint("Acquire in a statement of its own, before BEGIN ISOLATION LEVEL REPEATABLE READ, or use READ COMMITTED."));
+        return Err(not_alone());
     }
     Ok(())
+}
+
+/// 25001: other statements share the snapshot.
+pub fn not_alone() -> Refusal {
+    Refusal::new(
+        code::ACTIVE_TRANSACTION,
+        "acquire_lease() cannot run in a REPEATABLE READ or SERIALIZABLE transaction block",
+    )
+    .detail("The transaction's snapshot is older than the grant would be, so it could not see what the last holder wrote.")
+    .hint("Acquire in a statement of its own, before BEGIN ISOLATION LEVEL REPEATABLE READ, or use READ COMMITTED.")
 }

@@ -46,12 +46,16 @@ sql_function!(
 );
 sql_function!(leasehold_home, pg_finfo_leasehold_home, home);
 
-/// Every call starts here: without the shared table there is nothing to ask. 55000.
+/// Every call starts here: without the shared table there is nothing to ask, and a parallel worker must
+/// not. 55000, 25000.
 pub fn check_preloaded() -> Answer<()> {
-    if table::is_ready() {
-        return Ok(());
+    if !table::is_ready() {
+        return Err(errors::not_preloaded(&preload_line()));
     }
-    Err(errors::not_preloaded(&preload_line()))
+    if pg::is_parallel() {
+        return Err(errors::in_parallel());
+    }
+    Ok(())
 }
 
 /// The exact line for postgresql.conf: what is preloaded now, and leasehold.
@@ -173,9 +177,25 @@ fn lengthen(resource: &Resource, token: i64, ttl_us: i64) -> Answer<bool> {
     if still != Some(true) {
         return Ok(false);
     }
-    ledger::lengthen(resource.ledger, &resource.name, token, ttl_us)?;
+    if !ledger::lengthen(resource.ledger, &resource.name, token, ttl_us)? {
+        return Err(busy_lease(resource, token));
+    }
     xact::lengthened(resource, token, ttl_us);
     Ok(true)
+}
+
+fn busy_lease(resource: &Resource, token: i64) -> Refusal {
+    Refusal::new(
+        code::LOCK_NOT_AVAILABLE,
+        format!(
+            "the lease on resource \"{}\" is being lengthened by another transaction",
+            resource.shown()
+        ),
+    )
+    .detail(format!(
+        "A ttl that is longer than the lease of token {token} ever had is written to the ledger, where another transaction has its row."
+    ))
+    .hint("Renew with the ttl that the lease was acquired with, which needs no ledger, or wait for that transaction.")
 }
 
 /// The entry of a resource, if it is in the table (or can be) and `token` is its last one. 42501 when
@@ -195,7 +215,9 @@ fn own_lease(resource: &Resource, token: i64, to: &str) -> Answer<Option<Entry>>
     if entry.record.t_max != token || entry.record.lease.end == End::Lost {
         return Ok(None);
     }
-    if entry.record.lease.token == token {
+    let now_us = pg::clock::now_us();
+    let is_over = entry.record.release_answer(xact::owner(), token, now_us) == Release::No;
+    if entry.record.lease.token == token && !is_over {
         fence::check_role(resource, entry.holding.role, to)?;
     }
     Ok(Some(entry))
@@ -233,19 +255,12 @@ fn fence(call: &Call) -> Answer<Value> {
     if pg::in_recovery() {
         return Err(errors::on_standby("fence()"));
     }
-    let holds = xact::checked(resource.hash, &resource.name, |checked| {
-        checked.named && checked.token == token && fence::still_good(checked, false)
-    });
-    if holds != Some(true) {
-        fence::pass(
-            &resource,
-            Presented {
-                tokens: &[token],
-                named: true,
-                strict: false,
-            },
-        )?;
-    }
+    let presented = Presented {
+        tokens: &[token],
+        named: true,
+        strict: false,
+    };
+    fence::pass(&resource, presented)?;
     Ok(Value::Void)
 }
 
@@ -262,6 +277,8 @@ fn check_fence(call: &Call) -> Answer<Value> {
                     .record
                     .is_live(pg::clock::now_us())
         })
+    } else if fence::holds(&resource, token) {
+        true
     } else {
         let database = resources::database(resource.ledger)?;
         fence::would_pass(&resource, &database, token)?

@@ -53,6 +53,7 @@ fn fence_table(call: &Call) -> Answer<Value> {
         .ok_or_else(|| errors::null_argument("strict"))?;
     let resources = Resources::parse(&resource)?;
     let tables = tables_below(target)?;
+    refuse_partition(target, &tables)?;
     for table in &tables {
         check_columns(table, &resources, token_column.as_deref())?;
     }
@@ -73,16 +74,23 @@ fn unfence_table(call: &Call) -> Answer<Value> {
     api::check_preloaded()?;
     let target = call.oid(0).ok_or_else(|| errors::null_argument("target"))?;
     let tables = tables_below(target)?;
-    if let Some(parent) = fenced_by_parent(target) {
-        return Err(Refusal::new(
-            code::NOT_IN_PREREQUISITE_STATE,
-            format!("table {} is fenced as a partition", tables[0].name),
-        )
-        .detail(format!("The fence was put on {parent}."))
-        .hint(format!("SELECT unfence_table('{parent}');")));
-    }
+    refuse_partition(target, &tables)?;
     take_off(&tables)?;
     Ok(Value::Void)
+}
+
+/// A partition's fence is that of the table at which it was put on. 55000.
+fn refuse_partition(target: Oid, tables: &[Table]) -> Answer<()> {
+    let Some(parent) = fenced_by_parent(target) else {
+        return Ok(());
+    };
+    let name = tables.first().map_or("", |table| table.name.as_str());
+    Err(Refusal::new(
+        code::NOT_IN_PREREQUISITE_STATE,
+        format!("table {name} is fenced as a partition"),
+    )
+    .detail(format!("The fence was put on {parent}."))
+    .hint(format!("SELECT unfence_table('{parent}');")))
 }
 
 /// The table and everything that inherits from it, the table first. 42809 for what can't be fenced.

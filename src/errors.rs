@@ -30,6 +30,8 @@ pub mod code {
     pub const DATATYPE_MISMATCH: &str = "42804";
     pub const WRONG_OBJECT_TYPE: &str = "42809";
     pub const LIMIT_EXCEEDED: &str = "54000";
+    pub const INVALID_TRANSACTION_STATE: &str = "25000";
+    pub const LOCK_NOT_AVAILABLE: &str = "55P03";
     pub const NOT_IN_PREREQUISITE_STATE: &str = "55000";
     pub const INTERNAL: &str = "XX000";
 }
@@ -140,6 +142,16 @@ pub fn not_preloaded(line: &str) -> Refusal {
     .hint(format!(
         "Put this line into postgresql.conf and restart the server: {line}"
     ))
+}
+
+/// A call from a parallel worker, whose locks and lists end with it.
+pub fn in_parallel() -> Refusal {
+    Refusal::new(
+        code::INVALID_TRANSACTION_STATE,
+        "cannot use leases during a parallel operation",
+    )
+    .detail("What a parallel worker acquires, fences or releases would end with the worker.")
+    .hint("Do not declare functions PARALLEL SAFE that call leasehold's.")
 }
 
 /// The extension's tables are not there (dropped meanwhile).

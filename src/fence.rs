@@ -25,12 +25,25 @@ pub struct Presented<'a> {
 }
 
 /// Checks what is presented and holds the verdict. LH001, LH002, LH004, 42501. The token that is good.
+///
+/// A verdict that this transaction holds already stays good, whoever wants the resource meanwhile; only
+/// another user is asked for his role.
 pub fn pass(resource: &Resource, presented: Presented) -> Answer<i64> {
+    let held = xact::checked(resource.hash, &resource.name, Clone::clone);
+    if let Some(held) = held.filter(|held| presented.tokens.contains(&held.token)) {
+        let in_time = !presented.strict || pg::clock::now_us() < held.deadline_us;
+        if in_time && (held.named || !presented.named) {
+            if let Some(role) = held.role {
+                check_role(resource, role, "write under")?;
+            }
+            xact::note_users(resource.hash, users());
+            return Ok(held.token);
+        }
+    }
     let database = resources::database(resource.ledger)?;
     judge(resource, &database, presented)?;
     pg::heavy::share_fence(resource.hash);
-    let (token, deadline_us) = judge(resource, &database, presented)?;
-    let users = (pg::current_user(), pg::session_user());
+    let (token, deadline_us, role) = judge(resource, &database, presented)?;
     xact::note_checked(
         resource.hash,
         Checked {
@@ -38,21 +51,35 @@ pub fn pass(resource: &Resource, presented: Presented) -> Answer<i64> {
             token,
             deadline_us,
             named: presented.named,
-            users,
+            role,
+            users: users(),
         },
     );
     Ok(token)
 }
 
+/// Whether this transaction holds a verdict on this token.
+pub fn holds(resource: &Resource, token: i64) -> bool {
+    xact::checked(resource.hash, &resource.name, |held| held.token == token) == Some(true)
+}
+
+/// The users whose membership counts.
+pub fn users() -> (pg::Oid, pg::Oid) {
+    (pg::current_user(), pg::session_user())
+}
+
 /// Whether a verdict that holds still serves: the same users (or their membership is checked anew),
 /// and for a strict check the lease has not expired.
 pub fn still_good(checked: &Checked, strict: bool) -> bool {
-    checked.users == (pg::current_user(), pg::session_user())
-        && (!strict || pg::clock::now_us() < checked.deadline_us)
+    checked.users == users() && (!strict || pg::clock::now_us() < checked.deadline_us)
 }
 
-/// The verdict as it is now: the good token and its deadline.
-fn judge(resource: &Resource, database: &Database, presented: Presented) -> Answer<(i64, i64)> {
+/// The verdict as it is now: the good token, its deadline, and the role whose members may use it.
+fn judge(
+    resource: &Resource,
+    database: &Database,
+    presented: Presented,
+) -> Answer<(i64, i64, Option<pg::Oid>)> {
     let entry = resource.find(database)?.entry();
     let now_us = pg::clock::now_us();
     let record = &entry.record;
@@ -65,12 +92,13 @@ fn judge(resource: &Resource, database: &Database, presented: Presented) -> Answ
     );
     match verdict {
         Verdict::Good { token, deadline_us } => {
-            // one's own grant was just made by the current or, before a SET ROLE, another role
-            if record.grant.token != token {
-                check_role(resource, entry.holding.role, "write under")?;
-                check_sight(resource, &entry)?;
+            if record.grant.token == token {
+                // this transaction's own grant is good for whatever role it takes on
+                return Ok((token, deadline_us, None));
             }
-            Ok((token, deadline_us))
+            check_role(resource, entry.holding.role, "write under")?;
+            check_sight(resource, &entry)?;
+            Ok((token, deadline_us, Some(entry.holding.role)))
         }
         Verdict::Stale => Err(stale(resource, presented.tokens, &entry)),
         Verdict::Unknown => Err(unknown(resource, presented.tokens, &entry)),

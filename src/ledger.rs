@@ -3,6 +3,10 @@
 //!
 //! This module only reads and writes; what a row means for a lease is decided by `resources`.
 
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::thread::LocalKey;
+
 use crate::errors::{Answer, no_ledger};
 use crate::marks;
 use crate::pg::spi::{Arg, Statement};
@@ -46,9 +50,30 @@ pub struct Server {
     pub lost_up_to: i64,
 }
 
+thread_local! {
+    static LEDGER: Cell<Oid> = const { Cell::new(0) };
+    static INDEX: Cell<Oid> = const { Cell::new(0) };
+}
+
 /// The ledger's OID, which is part of every key. 55000 when the extension is not installed.
 pub fn oid() -> Answer<Oid> {
-    pg::relation(c"leasehold", c"ledger").ok_or_else(no_ledger)
+    known(&LEDGER, c"ledger")
+}
+
+/// The OID of the ledger's only index, its primary key.
+fn index() -> Answer<Oid> {
+    known(&INDEX, c"ledger_pkey")
+}
+
+/// The OID of a relation that was found last, if it is still there, or else looked up by name.
+fn known(last: &'static LocalKey<Cell<Oid>>, name: &CStr) -> Answer<Oid> {
+    let oid = last.get();
+    if oid != 0 && pg::relation_exists(oid) {
+        return Ok(oid);
+    }
+    let oid = pg::relation(c"leasehold", name).ok_or_else(no_ledger)?;
+    last.set(oid);
+    Ok(oid)
 }
 
 fn owner(ledger: Oid) -> Answer<Oid> {
@@ -60,15 +85,21 @@ pub fn here() -> (i64, Oid) {
     (pg::system_identifier(), pg::database())
 }
 
-static READ: Statement = Statement::new(
-    c"SELECT token, ttl_us, released, system, database, holder, role, granted_at
-        FROM leasehold.ledger WHERE resource OPERATOR(pg_catalog.=) $1",
-);
-
 /// The row of a resource as committed by now.
 pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
-    let rows = READ.read(owner(ledger)?, &[Arg::Text(resource)], |row| row_of(row, 1));
-    Ok(rows.into_iter().next().map(|mut row| {
+    let found = pg::row::find(ledger, index()?, resource, |fields| Row {
+        token: fields.i64(2).unwrap_or_default(),
+        ttl_us: fields.i64(3).unwrap_or_default(),
+        released: fields.bool(4).unwrap_or_default(),
+        home: (
+            fields.i64(5).unwrap_or_default(),
+            fields.oid(6).unwrap_or_default(),
+        ),
+        holder: fields.bytes(7).unwrap_or_default(),
+        role: fields.oid(8).unwrap_or_default(),
+        granted_at: fields.i64(9).unwrap_or_default(),
+    });
+    Ok(found.map(|mut row| {
         row.released |= marks::is_left_over(ledger, resource, row.token);
         row
     }))
@@ -104,53 +135,54 @@ fn row_of(row: &pg::spi::Row, first: i32) -> Row {
     }
 }
 
-// T_max never falls, here too: a row that is not older is left alone, and the caller stops.
-static WRITE: Statement = Statement::new(
-    c"INSERT INTO leasehold.ledger AS old
-        (resource, token, ttl_us, released, system, database, holder, role, granted_at)
-      VALUES ($1, $2, $3, false, $4, $5, $6, $7, $8)
-      ON CONFLICT (resource) DO UPDATE SET
-        token = excluded.token, ttl_us = excluded.ttl_us, released = false,
-        system = excluded.system, database = excluded.database, holder = excluded.holder,
-        role = excluded.role, granted_at = excluded.granted_at
-      WHERE old.token OPERATOR(pg_catalog.<) excluded.token
-      RETURNING token",
-);
-
-/// Writes a grant, in the running transaction. False when the ledger knows a newer one.
-pub fn write(ledger: Oid, new: &NewRow) -> Answer<bool> {
+/// Writes a grant, in the running transaction: over the resource's row, or as its first one. Nobody else
+/// writes that row: the grant in progress keeps other grants away, the fence renewals, and `marked_now`
+/// says that the worker may be at it, so that its transaction must be waited for. False when the
+/// ledger knows a newer grant: T_max never falls, here too.
+pub fn write(ledger: Oid, new: &NewRow, marked_now: bool) -> Answer<bool> {
     let (system, database) = here();
-    let rows = WRITE.write(
-        owner(ledger)?,
-        &[
-            Arg::Text(new.resource),
-            Arg::I64(new.token),
-            Arg::I64(new.ttl_us),
-            Arg::I64(system),
-            Arg::Oid(database),
-            Arg::Text(new.holder),
-            Arg::Oid(new.role),
-            Arg::Timestamp(new.granted_at),
-        ],
-        |_| (),
-    );
-    Ok(rows.len() == 1)
+    let values = [
+        Arg::Text(new.resource),
+        Arg::I64(new.token),
+        Arg::I64(new.ttl_us),
+        Arg::Bool(false),
+        Arg::I64(system),
+        Arg::Oid(database),
+        Arg::Text(new.holder),
+        Arg::Oid(new.role),
+        Arg::Timestamp(new.granted_at),
+    ];
+    if marked_now {
+        return Ok(REPLACE.write(owner(ledger)?, &values) == 1);
+    }
+    Ok(pg::row::put(ledger, index()?, &values, |old| {
+        old.i64(2).is_some_and(|token| token < new.token)
+    }))
 }
 
-static LENGTHEN: Statement = Statement::new(
-    c"UPDATE leasehold.ledger SET ttl_us = $3
-       WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2
-         AND ttl_us OPERATOR(pg_catalog.<) $3",
+static REPLACE: Statement = Statement::new(
+    c"UPDATE leasehold.ledger
+         SET token = $2, ttl_us = $3, released = $4, system = $5, database = $6, holder = $7,
+             role = $8, granted_at = $9
+       WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.<) $2",
 );
 
-/// Makes a longer TTL of a lease durable, in the running transaction.
-pub fn lengthen(ledger: Oid, resource: &[u8], token: i64, ttl_us: i64) -> Answer<()> {
-    LENGTHEN.write(
+// Never waits: the row is locked by another transaction that lengthens this lease.
+static LENGTHEN: Statement = Statement::new(
+    c"WITH lease AS (SELECT resource FROM leasehold.ledger
+                      WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2
+                        FOR UPDATE SKIP LOCKED)
+      UPDATE leasehold.ledger AS l SET ttl_us = GREATEST(l.ttl_us, $3)
+        FROM lease WHERE l.resource OPERATOR(pg_catalog.=) lease.resource",
+);
+
+/// Makes a longer TTL of a lease durable, in the running transaction. False where its row is locked.
+pub fn lengthen(ledger: Oid, resource: &[u8], token: i64, ttl_us: i64) -> Answer<bool> {
+    let lengthened = LENGTHEN.write(
         owner(ledger)?,
         &[Arg::Text(resource), Arg::I64(token), Arg::I64(ttl_us)],
-        |_| (),
     );
-    Ok(())
+    Ok(lengthened == 1)
 }
 
 // Never waits: a row that is locked is being granted anew.
@@ -159,19 +191,14 @@ static MARK: Statement = Statement::new(
                     WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2
                       FOR UPDATE SKIP LOCKED)
       UPDATE leasehold.ledger AS l SET released = true
-        FROM due WHERE l.resource OPERATOR(pg_catalog.=) due.resource
-      RETURNING true",
+        FROM due WHERE l.resource OPERATOR(pg_catalog.=) due.resource",
 );
 
 /// Marks a lease as released, in the running transaction. False where its row is locked or another
 /// lease's.
 pub fn mark_released(ledger: Oid, resource: &[u8], token: i64) -> Answer<bool> {
-    let marked = MARK.write(
-        owner(ledger)?,
-        &[Arg::Text(resource), Arg::I64(token)],
-        |_| (),
-    );
-    Ok(!marked.is_empty())
+    let marked = MARK.write(owner(ledger)?, &[Arg::Text(resource), Arg::I64(token)]);
+    Ok(marked == 1)
 }
 
 static POSITION: Statement = Statement::new(
@@ -190,7 +217,7 @@ static RESERVE: Statement = Statement::new(
 
 /// Moves the sequence, and waits until that is on disk. Not undone by a rollback.
 pub fn reserve_tokens(ledger: Oid, up_to: i64) -> Answer<()> {
-    RESERVE.write(owner(ledger)?, &[Arg::I64(up_to)], |_| ());
+    RESERVE.write(owner(ledger)?, &[Arg::I64(up_to)]);
     pg::flush_own_wal();
     Ok(())
 }
@@ -213,17 +240,17 @@ pub fn server(ledger: Oid) -> Answer<Option<Server>> {
 
 // Never waits: where another transaction is at it, that one will do.
 static MOVE_IN: Statement = Statement::new(
-    c"UPDATE leasehold.server SET system = $1, database = $2, timeline = $3,
-             lost_up_to = CASE WHEN lost_up_to OPERATOR(pg_catalog.<) $4 THEN $4 ELSE lost_up_to END
-       WHERE single IN (SELECT single FROM leasehold.server FOR UPDATE SKIP LOCKED)
-      RETURNING single",
+    c"WITH here AS (SELECT lost_up_to FROM leasehold.server FOR UPDATE SKIP LOCKED)
+      UPDATE leasehold.server AS s SET system = $1, database = $2, timeline = $3,
+             lost_up_to = GREATEST(s.lost_up_to, $4)
+        FROM here",
 );
 
 /// Makes this server, database and timeline the ledger's, in the running transaction. False when
 /// another transaction is doing so.
 pub fn move_in(ledger: Oid, lost_up_to: i64) -> Answer<bool> {
     let (system, database) = here();
-    let rows = MOVE_IN.write(
+    let moved = MOVE_IN.write(
         owner(ledger)?,
         &[
             Arg::I64(system),
@@ -231,9 +258,8 @@ pub fn move_in(ledger: Oid, lost_up_to: i64) -> Answer<bool> {
             Arg::I64(i64::from(pg::timeline())),
             Arg::I64(lost_up_to),
         ],
-        |_| (),
     );
-    Ok(!rows.is_empty())
+    Ok(moved == 1)
 }
 
 static LONGEST: Statement = Statement::new(c"SELECT pg_catalog.max(ttl_us) FROM leasehold.ledger");

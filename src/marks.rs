@@ -2,7 +2,7 @@
 //! again when the server is started next.
 //!
 //! - A release only changes shared memory; the mark follows, in batches, by a worker of the database
-//!   which ends when there is nothing to do.
+//!   which ends when nothing is due. It is not in a hurry: what is granted again meanwhile needs none.
 //! - What is not marked when the server is shut down is written to a file, and read at the next start.
 //!   What the file says stays true for ever (this lease, of this token, was released), so it does no
 //!   harm wherever and whenever it is read.
@@ -11,12 +11,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use leasehold_core::name;
 
-use crate::pg::hooks::{self, wait};
+use crate::pg::hooks;
 use crate::pg::{self, Oid};
+use crate::resources::{self, Resource};
 use crate::table::{self, Key};
 use crate::{errors, ledger};
 
@@ -26,9 +26,6 @@ const NEW_FILE: &str = "pg_stat/leasehold.marks.new";
 
 /// Marks of one transaction: its row locks are held for a millisecond or two.
 const BATCH: usize = 100;
-/// How often a worker looks, and how often in vain before it ends.
-const PAUSE: Duration = Duration::from_millis(100);
-const PAUSES_MAX: u32 = 5;
 
 /// By database and ledger: tokens of resources that were released before the last clean shutdown.
 type LeftOver = HashMap<(Oid, Oid), HashMap<Vec<u8>, i64>>;
@@ -138,62 +135,61 @@ pub fn take_up(database: Oid) -> bool {
     .unwrap_or(false)
 }
 
-/// The worker of a database, connected to it: marks until there has been nothing for a while, or
-/// until it is to end, and then once more.
+/// The worker of a database, connected to it: marks what is due, and ends.
 pub fn run(database: Oid) {
-    if !catch_up(database) {
-        return;
-    }
-    let mut in_vain = 0;
-    while in_vain < PAUSES_MAX {
+    if catch_up(database) {
         mark_due(database);
-        let goes_on = wait(Some(PAUSE));
-        if take_up(database) {
-            in_vain = 0;
-        } else {
-            in_vain += 1;
-        }
-        if !goes_on {
-            mark_due(database);
-            return;
-        }
     }
 }
 
-/// Writes what a clean shutdown had left over. False where the extension is gone.
+/// Makes due what a clean shutdown had left over, and marks it: by way of the entries, which keep the
+/// worker and a grant from writing a row at once. False where the extension is gone.
 fn catch_up(database: Oid) -> bool {
-    hooks::transaction(|| {
-        let Ok(ledger) = ledger::oid() else {
-            return false;
-        };
-        if pg::in_recovery() {
-            return false;
-        }
-        let left = LEFT_OVER.get().and_then(|all| all.get(&(database, ledger)));
-        for (resource, token) in left.into_iter().flatten() {
-            if ledger::mark_released(ledger, resource, *token).is_err() {
-                return false;
+    let Some(ledger) = hooks::transaction(|| ledger::oid().ok()) else {
+        return false;
+    };
+    let left = LEFT_OVER.get().and_then(|all| all.get(&(database, ledger)));
+    let left: Vec<(&Vec<u8>, &i64)> = left.into_iter().flatten().collect();
+    for batch in left.chunks(BATCH) {
+        hooks::transaction(|| {
+            for (resource, token) in batch {
+                // one that there is no room for is left over again
+                let _ = make_due(resource, **token);
             }
-        }
-        table::database(database, |known| known.is_caught_up = true);
-        true
-    })
+        });
+        mark_due(database);
+    }
+    table::database(database, |known| known.is_caught_up = true);
+    true
 }
 
-/// Marks everything that is due now, in transactions of a batch.
+fn make_due(resource: &[u8], token: i64) -> errors::Answer<()> {
+    let resource = Resource::named(Some(resource.to_vec()))?;
+    let known = resources::database(resource.ledger)?;
+    resource.open(&known)?;
+    table::change(resource.key(), |entry| {
+        entry.mark_due |= entry.record.is_released(token) && entry.record.grant.owner == 0;
+    });
+    Ok(())
+}
+
+/// Marks everything that is due now, in transactions of a batch. What could not be marked, because its
+/// row is locked, stays due and is left for the next worker.
 fn mark_due(database: Oid) {
     loop {
-        let marked = hooks::transaction(|| mark_batch(database).unwrap_or_default());
-        for mark in &marked {
+        let marks = hooks::transaction(|| mark_batch(database).unwrap_or_default());
+        for mark in &marks {
             table::change(mark.key(database), |entry| {
+                entry.is_being_marked = false;
                 let lease = &entry.record.lease;
-                if entry.mark_due && lease.token == mark.token {
+                if mark.is_done && entry.mark_due && lease.token == mark.token {
                     entry.mark_due = false;
                     entry.record.note_marked(mark.token);
                 }
             });
         }
-        if marked.len() < BATCH {
+        let done = marks.iter().filter(|mark| mark.is_done).count();
+        if done < BATCH {
             return;
         }
     }
@@ -203,6 +199,7 @@ struct Mark {
     ledger: Oid,
     resource: Vec<u8>,
     token: i64,
+    is_done: bool,
 }
 
 impl Mark {
@@ -216,21 +213,19 @@ impl Mark {
     }
 }
 
-/// Updates the rows of a batch. One that is locked is being granted anew: its mark is not due any
-/// more, or it stays due with the table.
+/// Updates the rows of a batch, in the running transaction.
 fn mark_batch(database: Oid) -> errors::Answer<Vec<Mark>> {
     let ledger = ledger::oid()?;
-    let mut marked = Vec::new();
-    let due = table::due_marks(database, ledger, BATCH);
-    for (resource, token) in due.into_iter().take(BATCH) {
-        let mark = Mark {
+    let mut marks = Vec::new();
+    for (resource, token) in table::take_due_marks(database, ledger, BATCH) {
+        let resource = resource.as_slice().to_vec();
+        let is_done = ledger::mark_released(ledger, &resource, token)?;
+        marks.push(Mark {
             ledger,
-            resource: resource.as_slice().to_vec(),
+            resource,
             token,
-        };
-        if ledger::mark_released(ledger, &mark.resource, token)? {
-            marked.push(mark);
-        }
+            is_done,
+        });
     }
-    Ok(marked)
+    Ok(marks)
 }

@@ -20,6 +20,7 @@ pub mod guc;
 pub mod heavy;
 pub mod hooks;
 pub mod lwlock;
+pub mod row;
 pub mod spi;
 pub mod srf;
 pub mod trigger;
@@ -30,6 +31,7 @@ mod raw {
     unsafe extern "C-unwind" {
         pub fn GetUserId() -> Oid;
         pub fn GetSessionUserId() -> Oid;
+        pub fn RecoveryInProgress() -> bool;
     }
 }
 
@@ -94,8 +96,8 @@ pub fn application_name() -> String {
 
 /// Whether this server is a standby (or still recovering).
 pub fn in_recovery() -> bool {
-    // SAFETY: reads shared memory
-    unsafe { pg_sys::RecoveryInProgress() }
+    // SAFETY: reads shared memory; cannot raise
+    unsafe { raw::RecoveryInProgress() }
 }
 
 /// Whether the transaction is read-only.
@@ -110,15 +112,29 @@ pub fn snapshot_is_fixed() -> bool {
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
 }
 
+/// Whether this is a parallel worker, or a leader whose workers run.
+pub fn is_parallel() -> bool {
+    // SAFETY: reads variables of this backend
+    unsafe { pg_sys::IsInParallelMode() || pg_sys::ParallelWorkerNumber >= 0 }
+}
+
+/// When the statement that runs was received: another one in the same transaction has another time.
+pub fn statement_time() -> i64 {
+    // SAFETY: reads a variable of this backend
+    unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
+}
+
 /// Whether a transaction block is open, or the statement runs inside a function, a DO block or the
 /// like: then more statements may follow under the same snapshot. The latter is told by the error
 /// context stack, to which SPI and every procedural language add a frame. The main loop adds none, or
 /// (extended protocol) one whose data begin with the name of the portal that runs.
 pub fn more_may_follow() -> bool {
-    // SAFETY: reads variables of this backend; a frame's argument is null or points to a struct of
-    // at least one pointer, by what PostgreSQL and its languages put there
+    // SAFETY: reads variables of this backend. A frame's argument may be anything, but what PostgreSQL
+    // and its languages put there is null or palloc'd memory, of eight bytes at least; where it is
+    // not aligned or small enough for a number it is not looked at
     unsafe {
-        if pg_sys::IsTransactionBlock() {
+        let pipelined = pg_sys::MyXactFlags & pg_sys::XACT_FLAGS_PIPELINING as i32 != 0;
+        if pg_sys::IsTransactionBlock() || pipelined {
             return true;
         }
         let frame = pg_sys::error_context_stack;
@@ -126,7 +142,9 @@ pub fn more_may_follow() -> bool {
             return false;
         }
         let (portal, argument) = (pg_sys::ActivePortal, (*frame).arg);
-        if !(*frame).previous.is_null() || portal.is_null() || argument.is_null() {
+        let is_pointer = argument as usize > 0xFFFF
+            && (argument as usize).is_multiple_of(align_of::<*const std::ffi::c_char>());
+        if !(*frame).previous.is_null() || portal.is_null() || !is_pointer {
             return true;
         }
         *argument.cast::<*const std::ffi::c_char>() != (*portal).name
@@ -185,11 +203,20 @@ pub fn system_identifier() -> i64 {
 
 /// Whether a database of this OID exists.
 pub fn database_exists(database: Oid) -> bool {
-    // SAFETY: a catalog cache lookup that copies nothing out
+    exists(pg_sys::SysCacheIdentifier::DATABASEOID as i32, database)
+}
+
+/// Whether a relation of this OID exists.
+pub fn relation_exists(relation: Oid) -> bool {
+    exists(pg_sys::SysCacheIdentifier::RELOID as i32, relation)
+}
+
+fn exists(cache: i32, oid: Oid) -> bool {
+    // SAFETY: a catalog cache lookup by OID that copies nothing out
     unsafe {
         pg_sys::SearchSysCacheExists(
-            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
-            pg_sys::Datum::from(database),
+            cache,
+            oid.into_pg().into(),
             pg_sys::Datum::from(0),
             pg_sys::Datum::from(0),
             pg_sys::Datum::from(0),
@@ -218,17 +245,18 @@ pub fn relation(schema: &CStr, name: &CStr) -> Option<Oid> {
 
 /// Owner of a relation, or None when it has been dropped.
 pub fn relation_owner(relation: Oid) -> Option<Oid> {
-    // SAFETY: the relation is opened with a lock and closed before its owner is used
+    // SAFETY: the tuple is a row of pg_class, and is let go after its owner was copied
     unsafe {
-        let rel = pg_sys::try_relation_open(
-            Oid::into_pg(relation),
-            pg_sys::AccessShareLock as pg_sys::LOCKMODE,
+        let tuple = pg_sys::SearchSysCache1(
+            pg_sys::SysCacheIdentifier::RELOID as i32,
+            relation.into_pg().into(),
         );
-        if rel.is_null() {
+        if tuple.is_null() {
             return None;
         }
-        let owner = (*(*rel).rd_rel).relowner.to_u32();
-        pg_sys::relation_close(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+        let class = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
+        let owner = (*class).relowner.to_u32();
+        pg_sys::ReleaseSysCache(tuple);
         Some(owner)
     }
 }
@@ -243,16 +271,21 @@ pub fn raise_synchronous_commit() {
     }
 }
 
-/// SET LOCAL with the rights of the system.
+/// SET LOCAL. With the source of a user's SET, because a lower one would not overrule that.
 fn set_local(name: &CStr, value: &CStr) {
-    // SAFETY: both strings live through the call; the action makes it undone with the transaction
+    set(name, value, pg_sys::GucAction::GUC_ACTION_LOCAL);
+}
+
+/// Sets a GUC that any user may set.
+fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
+    // SAFETY: both strings live through the call; what the action does is undone by PostgreSQL
     unsafe {
         pg_sys::set_config_option(
             name.as_ptr(),
             value.as_ptr(),
-            pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GucSource::PGC_S_OVERRIDE,
-            pg_sys::GucAction::GUC_ACTION_LOCAL,
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            action,
             true,
             0,
             false,
@@ -260,20 +293,45 @@ fn set_local(name: &CStr, value: &CStr) {
     }
 }
 
-/// Lets this session's commits return before they are on disk.
-pub fn commit_asynchronously() {
-    // SAFETY: both strings live through the call
-    unsafe {
-        pg_sys::set_config_option(
-            c"synchronous_commit".as_ptr(),
-            c"off".as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
-            pg_sys::GucSource::PGC_S_SESSION,
-            pg_sys::GucAction::GUC_ACTION_SET,
-            true,
-            0,
-            false,
+/// A search_path in which only PostgreSQL's own names are found, until the end of the scope, or until
+/// the abort after an error.
+pub struct SafePath(i32);
+
+impl SafePath {
+    /// From now on.
+    pub fn set() -> SafePath {
+        // SAFETY: a nesting level of settings, left by the drop
+        let level = unsafe { pg_sys::NewGUCNestLevel() };
+        set(
+            c"search_path",
+            c"pg_catalog, pg_temp",
+            pg_sys::GucAction::GUC_ACTION_SAVE,
         );
+        SafePath(level)
+    }
+}
+
+impl Drop for SafePath {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: the level that was entered by `set`
+            unsafe { pg_sys::AtEOXact_GUC(true, self.0) };
+        }
+    }
+}
+
+/// Settings of a worker, whatever the database's owner has made the default.
+pub fn set_worker_defaults() {
+    for (name, value) in [
+        (c"synchronous_commit", c"off"),
+        (c"default_transaction_read_only", c"off"),
+        (c"default_transaction_isolation", c"read committed"),
+        (c"search_path", c"pg_catalog, pg_temp"),
+        (c"statement_timeout", c"0"),
+        (c"lock_timeout", c"0"),
+        (c"idle_in_transaction_session_timeout", c"0"),
+    ] {
+        set(name, value, pg_sys::GucAction::GUC_ACTION_SET);
     }
 }
 

@@ -22,6 +22,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
@@ -127,6 +128,8 @@ pub struct Entry {
     pub holding: Holding,
     /// The lease was released, and the ledger has not been told.
     pub mark_due: bool,
+    /// The worker is telling it, in a transaction that may be open.
+    pub is_being_marked: bool,
 }
 
 impl Entry {
@@ -136,6 +139,7 @@ impl Entry {
             record,
             holding,
             mark_due: false,
+            is_being_marked: false,
         }
     }
 }
@@ -211,6 +215,8 @@ impl Database {
 struct Header {
     /// When the server became writable, as far as known; 0 until then.
     writable_us: AtomicI64,
+    /// Keeps the choice of a partition out of the hands of those who choose names.
+    seed: u64,
     /// The static worker's latch; null while it does not run.
     worker: AtomicPtr<pg_sys::Latch>,
     databases: [Database; DATABASES],
@@ -332,6 +338,7 @@ unsafe fn initialise(header: *mut Header, geometry: Geometry) {
     // written here
     unsafe {
         (&raw mut (*header).writable_us).write(AtomicI64::new(0));
+        (&raw mut (*header).seed).write(RandomState::new().hash_one(0));
         (&raw mut (*header).worker).write(AtomicPtr::new(std::ptr::null_mut()));
         for i in 0..DATABASES {
             (&raw mut (*header).databases[i]).write(Database::UNUSED);
@@ -500,8 +507,14 @@ struct Locked {
 }
 
 fn partition_of(geometry: Geometry, hash: u64) -> usize {
-    // the buckets use the low bits
-    (hash >> 40) as usize & (geometry.partitions - 1)
+    // SAFETY: written once, before anyone else sees the memory
+    let seed = unsafe { (*header()).seed };
+    // the finalizer of MurmurHash3, public domain: every bit depends on every bit
+    let mut mixed = hash ^ seed;
+    for factor in [0xFF51_AFD7_ED55_8CCD_u64, 0xC4CE_B9FE_1A85_EC53] {
+        mixed = (mixed ^ (mixed >> 33)).wrapping_mul(factor);
+    }
+    (mixed >> 40) as usize & (geometry.partitions - 1)
 }
 
 fn locked(hash: u64, exclusive: bool) -> Locked {
@@ -605,23 +618,33 @@ pub fn entries(database: Oid, ledger: Oid) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, En
     all
 }
 
-/// Releases of a ledger that it has not been told of, at most about `most`: resource and token.
-pub fn due_marks(database: Oid, ledger: Oid, most: usize) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, i64)> {
+/// Takes up to `most` releases of a ledger that it has not been told of: resource and token. Not those
+/// of resources that are being granted, whose rows are being written.
+pub fn take_due_marks(
+    database: Oid,
+    ledger: Oid,
+    most: usize,
+) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, i64)> {
     let geometry = Geometry::current();
-    let mut due = Vec::new();
+    let mut due = Vec::with_capacity(most);
     for index in 0..geometry.partitions {
-        due.reserve(geometry.slots);
-        let locked = locked_partition(geometry, index, false);
+        let locked = locked_partition(geometry, index, true);
         for slot in 0..geometry.slots {
-            // SAFETY: the lock is held
-            let slot = unsafe { &*locked.view.slot(slot as u32) };
-            if slot.entry.mark_due && slot.database == database && slot.ledger == ledger {
-                due.push((slot.resource, slot.entry.record.lease.token));
+            if due.len() >= most {
+                return due;
             }
-        }
-        drop(locked);
-        if due.len() >= most {
-            break;
+            // SAFETY: the lock is held exclusively
+            let slot = unsafe { &mut *locked.view.slot(slot as u32) };
+            let entry = &mut slot.entry;
+            if entry.mark_due
+                && slot.database == database
+                && slot.ledger == ledger
+                && entry.record.grant.owner == 0
+                && entry.record.is_released(entry.record.lease.token)
+            {
+                entry.is_being_marked = true;
+                due.push((slot.resource, entry.record.lease.token));
+            }
         }
     }
     due
@@ -638,9 +661,10 @@ pub fn due_marks_at_shutdown() -> Vec<(Oid, Oid, Vec<u8>, i64)> {
         for slot in 0..geometry.slots {
             // SAFETY: as above
             let slot = unsafe { &*view.slot(slot as u32) };
-            if slot.database != 0 && slot.entry.mark_due {
+            let token = slot.entry.record.lease.token;
+            let released = slot.entry.record.is_released(token);
+            if slot.database != 0 && slot.entry.mark_due && released {
                 let resource = slot.resource.as_slice().to_vec();
-                let token = slot.entry.record.lease.token;
                 due.push((slot.database, slot.ledger, resource, token));
             }
         }

@@ -40,12 +40,8 @@ pub fn database(ledger: Oid) -> Answer<Database> {
                 ledger,
                 block: Block::EMPTY,
                 handed: database.handed,
-                // the first one since the start stays: what was handed out since is known
-                floor: if database.ledger == 0 {
-                    position
-                } else {
-                    database.floor
-                },
+                // never lower: another ledger may come back, of a DROP EXTENSION that is undone
+                floor: position.max(database.floor),
                 promoted,
                 lossy_until_us: if promoted {
                     writable_us.saturating_add(wait_us)

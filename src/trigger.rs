@@ -15,7 +15,7 @@ use crate::pg::Oid;
 use crate::pg::fmgr::{Call, Value};
 use crate::pg::trigger::{self, Column, ColumnError, Event, Firing, Side};
 use crate::resources::{self, Resource};
-use crate::xact::{self, Checked, RowInFlight};
+use crate::xact::{self, Checked};
 use crate::{api, ledger, pg, settings, sql_function};
 
 sql_function!(leasehold_fenced, pg_finfo_leasehold_fenced, fenced);
@@ -50,8 +50,28 @@ struct Plan {
     /// The same for a resource of one plain column, by the column's value; empty where there is no
     /// such column, or where every row must be looked at. Collisions only cost.
     passed_values: Vec<Option<(usize, Passed)>>,
+    /// The row of the last UPDATE.
+    leaving: Option<Leaving>,
     old_name: Vec<u8>,
     new_name: Vec<u8>,
+}
+
+/// A row whose UPDATE has passed. If it goes to another partition, a DELETE follows, which has no new
+/// row to present anything: it is part of what has passed.
+#[derive(Clone, Copy)]
+struct Leaving {
+    /// Block and offset of the old row.
+    place: (u32, u16),
+    command: u32,
+    /// What the UPDATE passed with, for the resource that the row leaves.
+    token: i64,
+}
+
+impl Leaving {
+    /// Whether it is the row of this firing.
+    fn is(&self, firing: &Firing) -> bool {
+        self.place == firing.old_place() && self.command == pg::command()
+    }
 }
 
 /// The state in which something was found good.
@@ -142,6 +162,7 @@ impl Plan {
             relation,
             passed: None,
             passed_values: Vec::new(),
+            leaving: None,
             old_name: Vec::new(),
             new_name: Vec::new(),
         };
@@ -167,6 +188,7 @@ impl Plan {
             return Ok(firing.unchanged());
         };
         let token = self.pass(firing, resource)?;
+        self.note_leaving(firing, token);
         if self.may_skip_rows() {
             self.passed = Some(Passed::now());
         }
@@ -231,7 +253,9 @@ impl Plan {
             _ => false,
         };
         if event != Event::Insert {
-            token = Some(self.pass_name(firing, &old)?);
+            let passed = self.pass_name(firing, &old)?;
+            self.note_leaving(firing, passed);
+            token = Some(passed);
         }
         if moves {
             token = Some(self.pass_name(firing, &new)?);
@@ -242,6 +266,17 @@ impl Plan {
             Some(token) => self.stamp(firing, token),
             None => firing.unchanged(),
         })
+    }
+
+    /// The UPDATE of a row may be about to move it to another partition.
+    fn note_leaving(&mut self, firing: &Firing, token: i64) {
+        if self.token_column.is_some() && firing.event() == Event::Update {
+            self.leaving = Some(Leaving {
+                place: firing.old_place(),
+                command: pg::command(),
+                token,
+            });
+        }
     }
 
     fn is_unchanged(&self, firing: &Firing) -> bool {
@@ -271,7 +306,7 @@ impl Plan {
         let hash = name::hash(name);
         let held = xact::checked(hash, name, |checked| self.serves(firing, checked)).flatten();
         if let Some(token) = held {
-            return Ok(self.passed_by_column(firing, token));
+            return Ok(token);
         }
         let resource = Resource {
             name: name.to_vec(),
@@ -307,7 +342,7 @@ impl Plan {
         })
         .unwrap_or_default();
         if let Some(token) = held {
-            return Ok(self.passed_by_column(firing, token));
+            return Ok(token);
         }
         let setting = settings::presented();
         let single;
@@ -326,33 +361,33 @@ impl Plan {
             single = [token];
             single.as_slice()
         };
-        let token = fence::pass(
+        fence::pass(
             resource,
             Presented {
                 tokens,
                 named: named.is_some(),
                 strict: self.strict,
             },
-        )?;
-        Ok(self.passed_by_column(firing, token))
-    }
-
-    /// An UPDATE that moves a row to another partition becomes a DELETE, which has no new row to
-    /// present anything, and an INSERT. Both are part of what just passed.
-    fn passed_by_column(&self, firing: &Firing, token: i64) -> i64 {
-        if self.token_column.is_some() && firing.event() == Event::Update {
-            xact::note_in_flight(row_in_flight(firing), token);
-        }
-        token
+        )
     }
 
     /// What the row's token column presents.
+    ///
+    /// The columns that a MERGE sets are those of all its actions, so one that an action leaves alone
+    /// is only told by its value.
     fn column_token(&self, firing: &Firing) -> Option<i64> {
         let column = self.token_column?;
         match firing.event() {
             Event::Insert => firing.i64(Side::New, column),
-            Event::Update if firing.sets(column) => firing.i64(Side::New, column),
-            Event::Delete => xact::in_flight(row_in_flight(firing)),
+            Event::Update if firing.sets(column) => {
+                let new = firing.i64(Side::New, column);
+                let is_set = !pg::hooks::may_be_merge() || new != firing.i64(Side::Old, column);
+                new.filter(|_| is_set)
+            }
+            Event::Delete => {
+                let leaving = self.leaving.filter(|leaving| leaving.is(firing));
+                leaving.map(|leaving| leaving.token)
+            }
             Event::Update | Event::Truncate => None,
         }
     }
@@ -393,14 +428,6 @@ impl Plan {
         )
         .detail("A row belongs to the resource that its columns name.")
         .hint("Make the columns in the resource template NOT NULL.")
-    }
-}
-
-fn row_in_flight(firing: &Firing) -> RowInFlight {
-    RowInFlight {
-        relation: firing.relation(),
-        place: firing.old_place(),
-        command: pg::command(),
     }
 }
 
@@ -522,6 +549,14 @@ pub fn checked_token_column(relation: Oid, name: &str, column: &[u8]) -> Answer<
         .hint(format!(
             "ALTER TABLE {name} ALTER COLUMN {shown} TYPE bigint;"
         )));
+    }
+    if trigger::is_generated(relation, number) {
+        return Err(Refusal::new(
+            code::FEATURE_NOT_SUPPORTED,
+            format!("token column \"{shown}\" of table \"{name}\" is generated"),
+        )
+        .detail("A generated column can neither present a token nor be stamped with one.")
+        .hint("Use a plain bigint column."));
     }
     Ok(number)
 }

@@ -6,14 +6,14 @@
 //! `table::writable_since` and `marks`.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::pg::hooks::{Marker, wait};
 use crate::pg::{self, Oid};
 use crate::{marks, table};
 
-/// How long until it tries again where no worker slot is free.
-const RETRY: Duration = Duration::from_secs(1);
+/// How long marks are left to gather, and until it tries again where no worker slot is free.
+const GATHER: Duration = Duration::from_secs(2);
 
 /// Until the server ends it.
 pub fn run() {
@@ -24,22 +24,32 @@ pub fn run() {
     marks::want_left_over();
     let mut running: HashMap<Oid, Marker> = HashMap::new();
     loop {
-        running.retain(|_, marker| !marker.has_ended());
-        let mut retry = None;
-        for database in table::marks_wanted() {
-            // one that runs sees for itself; one that has just ended wakes this worker
-            if running.contains_key(&database) {
-                continue;
+        while !table::marks_wanted().is_empty() {
+            if !gather() {
+                return;
             }
-            match Marker::start(database) {
-                Some(marker) => {
+            running.retain(|_, marker| !marker.has_ended());
+            for database in table::marks_wanted() {
+                if !running.contains_key(&database)
+                    && let Some(marker) = Marker::start(database)
+                {
                     running.insert(database, marker);
                 }
-                None => retry = Some(RETRY),
             }
         }
-        if !wait(retry) {
+        if !wait(None) {
             return;
         }
     }
+}
+
+/// Lets marks gather. False when the worker is to end.
+fn gather() -> bool {
+    let start = Instant::now();
+    while let Some(left) = GATHER.checked_sub(start.elapsed()) {
+        if !wait(Some(left)) {
+            return false;
+        }
+    }
+    true
 }

@@ -26,19 +26,10 @@ pub struct Checked {
     pub deadline_us: i64,
     /// Presented for this resource by name: an own acquire, or `fence()`.
     pub named: bool,
+    /// The role whose members may use the lease; None for this transaction's own grant.
+    pub role: Option<Oid>,
     /// Current and session user whose membership was checked.
     pub users: (Oid, Oid),
-}
-
-/// A row that an UPDATE is about to move to another partition: its DELETE and INSERT follow.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct RowInFlight {
-    /// The relation it leaves.
-    pub relation: Oid,
-    /// Where the old row is: block and offset.
-    pub place: (u32, u16),
-    /// The command that updates it.
-    pub command: u32,
 }
 
 struct Pending {
@@ -64,7 +55,8 @@ struct State {
     moved_in: Vec<(Oid, u32)>,
     checked: HashMap<u64, Checked, BuildHasherDefault<Prehashed>>,
     undo: Vec<Undo>,
-    in_flight: Option<(RowInFlight, i64)>,
+    /// When the statement was received that acquired under a fixed snapshot.
+    alone_since: Option<i64>,
     /// To be done once the locks are gone.
     grants_to_undo: Vec<Pending>,
     releases_to_do: Vec<Pending>,
@@ -220,20 +212,19 @@ pub fn note_checked(hash: u64, checked: Checked) {
     invalidate();
 }
 
-/// Notes the row that a fenced UPDATE has passed, with the token that its column presented.
-pub fn note_in_flight(row: RowInFlight, token: i64) {
-    BUSY.set(true);
-    with(|state| state.in_flight = Some((row, token)));
+/// Notes that other users have been found to be members of the role of a verdict.
+pub fn note_users(hash: u64, users: (Oid, Oid)) {
+    with(|state| {
+        if let Some(checked) = state.checked.get_mut(&hash) {
+            checked.users = users;
+        }
+    });
 }
 
-/// The token that the UPDATE which moves this row was passed with.
-pub fn in_flight(row: RowInFlight) -> Option<i64> {
-    STATE.with_borrow(|state| {
-        state
-            .in_flight
-            .filter(|(noted, _)| *noted == row)
-            .map(|(_, token)| token)
-    })
+/// Notes that the statement which acquired must be the only one of its transaction.
+pub fn grant_stands_alone() {
+    let time = pg::statement_time();
+    with(|state| state.alone_since = Some(time));
 }
 
 /// PRE_COMMIT: grants and TTLs are durable when the client hears of them, whatever the session set.
@@ -242,7 +233,11 @@ pub fn before_commit() -> Answer<()> {
     if writes {
         pg::raise_synchronous_commit();
     }
-    Ok(())
+    // statements that were sent along with it would have read under its snapshot
+    match with(|state| state.alone_since) {
+        Some(time) if time != pg::statement_time() => Err(crate::acquire::not_alone()),
+        _ => Ok(()),
+    }
 }
 
 /// PRE_PREPARE: what must happen at the commit can't, in another session. 0A000.
@@ -274,9 +269,9 @@ pub fn committed() {
     with(|state| {
         for grant in state.grants.drain(..) {
             table::change(grant.resource.key(), |entry| {
-                entry.record.commit(grant.owner, now_us);
                 // the ledger row is the new lease's now
                 entry.mark_due = false;
+                entry.record.commit(grant.owner, now_us);
             });
         }
         for (lease, ttl_us) in state.lengthened.drain(..) {
@@ -326,7 +321,7 @@ fn transaction_over() {
             state.checked.clear();
         }
         state.undo.clear();
-        state.in_flight = None;
+        state.alone_since = None;
         BUSY.set(!state.grants_to_undo.is_empty() || !state.releases_to_do.is_empty());
     });
     NUMBER.set(NUMBER.get().wrapping_add(1).max(1));
@@ -358,7 +353,6 @@ pub fn locks_are_gone() {
             && state.lengthened.is_empty()
             && state.moved_in.is_empty()
             && state.undo.is_empty()
-            && state.in_flight.is_none()
     });
     BUSY.set(!idle);
 }
@@ -382,7 +376,6 @@ pub fn subtransaction_aborted(my: u32) {
                 None => state.checked.remove(&undo.hash),
             };
         }
-        state.in_flight = None;
     });
     invalidate();
 }

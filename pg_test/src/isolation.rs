@@ -71,7 +71,7 @@ fn isolationtester(db: &Db, spec: &str) -> String {
     let mut child = environment()
         .command(program(), db.cluster.dir())
         // seconds, after which a step that hangs is cancelled
-        .env("PGISOLATIONTIMEOUT", "60")
+        .env("PGISOLATIONTIMEOUT", "30")
         .arg(conninfo)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -100,8 +100,13 @@ impl Call {
 pub(super) unsafe fn varlena_bytes<'a>(datum: pg_sys::Datum) -> &'a [u8] {
     // SAFETY: by the caller; the result is the datum itself or a palloc'd copy
     unsafe {
-        let plain = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
-        pgrx::varlena_to_byte_slice(plain)
+        let packed: *mut pg_sys::varlena = datum.cast_mut_ptr();
+        // most are neither compressed nor stored elsewhere
+        if pgrx::varlena::varatt_is_4b_c(packed) || pgrx::varlena::varatt_is_1b_e(packed) {
+            pgrx::varlena_to_byte_slice(pg_sys::pg_detoast_datum_packed(packed))
+        } else {
+            pgrx::varlena_to_byte_slice(packed)
+        }
     }
 }
 

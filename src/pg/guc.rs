@@ -52,8 +52,12 @@ unsafe extern "C-unwind" fn check_token(
         None => true,
         Some(problem) => {
             let detail = c_string(problem);
-            // SAFETY: a palloc'd copy, which the caller of the hook reports and forgets
-            unsafe { pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(detail.as_ptr()) };
+            let hint = c"SET leasehold.token = '<token>', as acquire_lease returned it, or several separated by commas.";
+            // SAFETY: palloc'd copies, which the caller of the hook reports and forgets
+            unsafe {
+                pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(detail.as_ptr());
+                pg_sys::GUC_check_errhint_string = pg_sys::pstrdup(hint.as_ptr());
+            }
             false
         }
     }

@@ -11,6 +11,29 @@ const FENCE_CLASS: u16 = 0x4C48;
 /// Class of the lock under which a block of tokens is reserved.
 const TOKENS_CLASS: u16 = 0x4C49;
 
+/// Locks go to the subtransaction that takes them, not to the portal that happens to run: a portal of an
+/// outer level that fails inside a savepoint takes its locks with it, and what was checked under them
+/// would stay.
+struct OfSubtransaction(pg_sys::ResourceOwner);
+
+impl OfSubtransaction {
+    fn begin() -> OfSubtransaction {
+        // SAFETY: variables of this backend; an abort sets them itself
+        unsafe {
+            let before = pg_sys::CurrentResourceOwner;
+            pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
+            OfSubtransaction(before)
+        }
+    }
+}
+
+impl Drop for OfSubtransaction {
+    fn drop(&mut self) {
+        // SAFETY: what was there before; after an error the abort sets its own
+        unsafe { pg_sys::CurrentResourceOwner = self.0 };
+    }
+}
+
 fn tag(key: u64, class: u16) -> pg_sys::LOCKTAG {
     pg_sys::LOCKTAG {
         locktag_field1: super::database(),
@@ -25,6 +48,7 @@ fn tag(key: u64, class: u16) -> pg_sys::LOCKTAG {
 /// Takes the fence lock in share mode until the (sub)transaction ends. Waits only for the moment in
 /// which a grant is recorded. 53200 when the lock table is full.
 pub fn share_fence(key: u64) {
+    let _owner = OfSubtransaction::begin();
     // SAFETY: the tag lives through the call; the lock belongs to the transaction
     unsafe {
         pg_sys::LockAcquire(
@@ -38,6 +62,7 @@ pub fn share_fence(key: u64) {
 
 /// Takes the fence lock in exclusive mode if no other transaction holds it.
 pub fn try_exclude_fence(key: u64) -> bool {
+    let _owner = OfSubtransaction::begin();
     // SAFETY: as `share_fence`; with `dontWait` a conflict is an answer
     let result = unsafe {
         pg_sys::LockAcquire(
@@ -57,6 +82,7 @@ pub fn readmit_fence(key: u64) {
 
 /// Waits for the right to reserve a block of tokens in this database.
 pub fn lock_tokens() {
+    let _owner = OfSubtransaction::begin();
     // SAFETY: as `share_fence`
     unsafe {
         pg_sys::LockAcquire(
@@ -74,6 +100,7 @@ pub fn unlock_tokens() {
 }
 
 fn release(key: u64, class: u16) {
+    let _owner = OfSubtransaction::begin();
     // SAFETY: the lock was taken by this backend under the same resource owner, in the same call
     unsafe {
         pg_sys::LockRelease(

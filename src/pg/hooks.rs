@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pgrx::bgworkers::{
@@ -25,11 +26,88 @@ pub fn register() {
         pg_sys::RegisterXactCallback(Some(at_transaction), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(at_subtransaction), std::ptr::null_mut());
         pg_sys::RegisterResourceReleaseCallback(Some(at_release), std::ptr::null_mut());
+        NEXT_EXECUTOR_RUN = pg_sys::ExecutorRun_hook;
+        pg_sys::ExecutorRun_hook = Some(executor_run);
     }
+}
+
+/// Whether the innermost query that runs is a MERGE, as far as known.
+static MAY_BE_MERGE: AtomicBool = AtomicBool::new(true);
+
+/// Whether the query that fires a row trigger now may be a MERGE. After an error that was caught it is
+/// not known until the next query starts, and then it may.
+pub fn may_be_merge() -> bool {
+    MAY_BE_MERGE.load(Ordering::Relaxed)
+}
+
+static mut NEXT_EXECUTOR_RUN: pg_sys::ExecutorRun_hook_type = None;
+
+/// Notes what runs. No guard of pgrx's may be between the executor and who catches its errors: it would
+/// lose their SQLSTATEs. So errors jump over this frame, which holds plain data only.
+#[cfg(not(feature = "pg18"))]
+unsafe extern "C-unwind" fn executor_run(
+    query: *mut pg_sys::QueryDesc,
+    direction: pg_sys::ScanDirection::Type,
+    count: u64,
+    once: bool,
+) {
+    unsafe extern "C-unwind" {
+        fn standard_ExecutorRun(
+            query: *mut pg_sys::QueryDesc,
+            direction: pg_sys::ScanDirection::Type,
+            count: u64,
+            once: bool,
+        );
+    }
+    // SAFETY: PostgreSQL passes a live query; the other hook or the standard function gets it as it is
+    unsafe {
+        let before = note_query(query);
+        match NEXT_EXECUTOR_RUN {
+            Some(next) => next(query, direction, count, once),
+            None => standard_ExecutorRun(query, direction, count, once),
+        }
+        MAY_BE_MERGE.store(before, Ordering::Relaxed);
+    }
+}
+
+/// As above; PostgreSQL 18 has one argument less.
+#[cfg(feature = "pg18")]
+unsafe extern "C-unwind" fn executor_run(
+    query: *mut pg_sys::QueryDesc,
+    direction: pg_sys::ScanDirection::Type,
+    count: u64,
+) {
+    unsafe extern "C-unwind" {
+        fn standard_ExecutorRun(
+            query: *mut pg_sys::QueryDesc,
+            direction: pg_sys::ScanDirection::Type,
+            count: u64,
+        );
+    }
+    // SAFETY: as above
+    unsafe {
+        let before = note_query(query);
+        match NEXT_EXECUTOR_RUN {
+            Some(next) => next(query, direction, count),
+            None => standard_ExecutorRun(query, direction, count),
+        }
+        MAY_BE_MERGE.store(before, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+/// `query` is a live query.
+unsafe fn note_query(query: *mut pg_sys::QueryDesc) -> bool {
+    // SAFETY: by the caller
+    let is_merge = unsafe { (*query).operation } == pg_sys::CmdType::CMD_MERGE;
+    MAY_BE_MERGE.swap(is_merge, Ordering::Relaxed)
 }
 
 unsafe extern "C-unwind" fn at_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     use pg_sys::XactEvent::*;
+    if event == XACT_EVENT_ABORT {
+        MAY_BE_MERGE.store(true, Ordering::Relaxed);
+    }
     if xact::is_idle() {
         return;
     }
@@ -40,7 +118,8 @@ unsafe extern "C-unwind" fn at_transaction(event: pg_sys::XactEvent::Type, _arg:
             xact::committed();
             Ok(())
         },
-        XACT_EVENT_ABORT => || {
+        // a parallel worker is refused everything, but may have been at it when it was
+        XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT | XACT_EVENT_PARALLEL_COMMIT => || {
             xact::aborted();
             Ok(())
         },
@@ -62,6 +141,9 @@ unsafe extern "C-unwind" fn at_subtransaction(
     _arg: *mut c_void,
 ) {
     use pg_sys::SubXactEvent::*;
+    if event == SUBXACT_EVENT_ABORT_SUB {
+        MAY_BE_MERGE.store(true, Ordering::Relaxed);
+    }
     if xact::is_idle() {
         return;
     }
@@ -92,9 +174,19 @@ pub fn register_shutdown() {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn at_shutdown(code: std::ffi::c_int, _arg: pg_sys::Datum) {
-    // after a crash nothing in shared memory is to be believed
-    if code == 0 {
+    // after a crash or an immediate shutdown nothing in shared memory is to be believed
+    if code == 0 && is_shut_down() {
         crate::marks::at_shutdown();
+    }
+}
+
+/// Whether the last checkpoint was that of a clean shutdown, by the control file.
+fn is_shut_down() -> bool {
+    let mut is_valid = false;
+    // SAFETY: reads the file into palloc'd memory and checks its sum
+    unsafe {
+        let control = pg_sys::get_controlfile(pg_sys::DataDir, &mut is_valid);
+        is_valid && !control.is_null() && (*control).state == pg_sys::DBState::DB_SHUTDOWNED
     }
 }
 
@@ -176,6 +268,6 @@ pub extern "C-unwind" fn leasehold_marker_main(arg: pg_sys::Datum) {
     // before the connection, which fails when the database is gone: nobody tries again then
     crate::marks::take_up(database);
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(database.into_pg()), None);
-    super::commit_asynchronously();
+    super::set_worker_defaults();
     crate::marks::run(database);
 }

@@ -6,6 +6,17 @@
 
 use pgrx::pg_sys;
 
+mod raw {
+    use pgrx::pg_sys::{LWLock, LWLockMode};
+
+    // called without pgrx's guard, which costs as much as the lock itself: they raise only when a
+    // backend holds 200 locks, and we hold two at most
+    unsafe extern "C-unwind" {
+        pub fn LWLockAcquire(lock: *mut LWLock, mode: LWLockMode::Type) -> bool;
+        pub fn LWLockRelease(lock: *mut LWLock);
+    }
+}
+
 /// One LWLock in shared memory.
 #[derive(Clone, Copy)]
 pub struct LwLock(*mut pg_sys::LWLock);
@@ -25,14 +36,14 @@ impl LwLock {
     /// Waits for the lock in share mode.
     pub fn share(self) -> Held {
         // SAFETY: the address is good by `at`; waits hold off nothing that we hold in another order
-        unsafe { pg_sys::LWLockAcquire(self.0, pg_sys::LWLockMode::LW_SHARED) };
+        unsafe { raw::LWLockAcquire(self.0, pg_sys::LWLockMode::LW_SHARED) };
         Held(self.0)
     }
 
     /// Waits for the lock in exclusive mode.
     pub fn exclusive(self) -> Held {
         // SAFETY: as `share`
-        unsafe { pg_sys::LWLockAcquire(self.0, pg_sys::LWLockMode::LW_EXCLUSIVE) };
+        unsafe { raw::LWLockAcquire(self.0, pg_sys::LWLockMode::LW_EXCLUSIVE) };
         Held(self.0)
     }
 }
@@ -43,7 +54,7 @@ impl Drop for Held {
         // has been raised since, and the abort has released or will release it
         unsafe {
             if pg_sys::InterruptHoldoffCount > 0 {
-                pg_sys::LWLockRelease(self.0);
+                raw::LWLockRelease(self.0);
             }
         }
     }

@@ -5,14 +5,15 @@
 //! - A snapshot of this moment, because the caller's may be older than what is looked for.
 //! - Never SQL that a user wrote, except the names in `ddl`, which are quoted.
 //!
-//! Statements name schemas and operators in full: the caller's search_path decides nothing.
+//! Statements name schemas and operators in full, and run under a search_path of PostgreSQL's own names:
+//! the caller's decides nothing.
 
 use std::cell::Cell;
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use super::{IntoPg, Oid, fmgr};
+use super::{IntoPg, Oid, SafePath, fmgr};
 
 /// A value passed to a statement.
 #[derive(Clone, Copy)]
@@ -21,6 +22,8 @@ pub enum Arg<'a> {
     Text(&'a [u8]),
     /// bigint
     I64(i64),
+    /// boolean
+    Bool(bool),
     /// oid
     Oid(Oid),
     /// timestamptz, microseconds since 2000
@@ -32,15 +35,18 @@ impl Arg<'_> {
         match self {
             Arg::Text(_) => pg_sys::TEXTOID,
             Arg::I64(_) => pg_sys::INT8OID,
+            Arg::Bool(_) => pg_sys::BOOLOID,
             Arg::Oid(_) => pg_sys::OIDOID,
             Arg::Timestamp(_) => pg_sys::TIMESTAMPTZOID,
         }
     }
 
-    fn datum(self) -> pg_sys::Datum {
+    /// The value, by the current memory context where it needs memory.
+    pub(super) fn datum(self) -> pg_sys::Datum {
         match self {
             Arg::Text(bytes) => fmgr::text_datum(bytes),
             Arg::I64(value) | Arg::Timestamp(value) => value.into(),
+            Arg::Bool(value) => value.into(),
             Arg::Oid(value) => value.into_pg().into(),
         }
     }
@@ -66,28 +72,24 @@ impl Statement {
 
     /// Reads rows. Works on a standby and in a read-only transaction.
     pub fn read<R>(&'static self, owner: Oid, args: &[Arg], each: impl FnMut(&Row) -> R) -> Vec<R> {
-        self.run(owner, args, true, each)
-    }
-
-    /// Changes rows, in the running transaction; the RETURNING rows come back.
-    pub fn write<R>(
-        &'static self,
-        owner: Oid,
-        args: &[Arg],
-        each: impl FnMut(&Row) -> R,
-    ) -> Vec<R> {
-        self.run(owner, args, false, each)
-    }
-
-    fn run<R>(
-        &'static self,
-        owner: Oid,
-        args: &[Arg],
-        read_only: bool,
-        each: impl FnMut(&Row) -> R,
-    ) -> Vec<R> {
+        let _path = SafePath::set();
         let _session = Session::open();
         let _owner = ActingAs::role(owner);
+        self.execute(args, true);
+        rows(each)
+    }
+
+    /// Changes rows, in the running transaction: how many.
+    pub fn write(&'static self, owner: Oid, args: &[Arg]) -> u64 {
+        let _path = SafePath::set();
+        let _session = Session::open();
+        let _owner = ActingAs::role(owner);
+        self.execute(args, false);
+        // SAFETY: set by the statement
+        unsafe { pg_sys::SPI_processed }
+    }
+
+    fn execute(&'static self, args: &[Arg], read_only: bool) {
         let plan = self.prepared(args);
         let mut values: Vec<pg_sys::Datum> = args.iter().map(|arg| arg.datum()).collect();
         // SAFETY: the plan was prepared for these argument types; none is NULL; the snapshot is
@@ -110,7 +112,6 @@ impl Statement {
             )
         };
         assert!(code >= 0, "SPI_execute_snapshot: error {code}");
-        rows(each)
     }
 
     fn prepared(&'static self, args: &[Arg]) -> pg_sys::SPIPlanPtr {
@@ -256,6 +257,7 @@ impl ActingAs {
                 role.into_pg(),
                 saved.context
                     | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32
+                    | pg_sys::SECURITY_RESTRICTED_OPERATION as i32
                     | pg_sys::SECURITY_NOFORCE_RLS as i32,
             );
         }

@@ -1,6 +1,7 @@
 //! The firing of a row trigger, as the fence needs it: the rows' columns as text, the columns that an
 //! UPDATE sets, the tuple to go on with.
 
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use pgrx::{pg_guard, pg_sys};
@@ -261,10 +262,13 @@ enum Kind {
     /// char(n): trailing blanks go, as in the cast to text.
     Padded,
     /// The output function.
-    Output(Box<pg_sys::FmgrInfo>),
+    Output(Function),
     /// The output function, under DateStyle ISO and TimeZone UTC.
-    Dated(Box<pg_sys::FmgrInfo>),
+    Dated(Function),
 }
+
+/// A function's info, in which PostgreSQL keeps state of calls.
+type Function = Box<UnsafeCell<pg_sys::FmgrInfo>>;
 
 /// A column of a relation, ready to be rendered.
 pub struct Column {
@@ -286,6 +290,11 @@ pub fn column(relation: Oid, name: &[u8]) -> Option<(i16, Oid)> {
         let type_ = pg_sys::get_atttype(relation.into_pg(), number);
         Some((number, type_.to_u32()))
     }
+}
+
+/// Whether a column is generated, stored or not.
+pub fn is_generated(relation: Oid, number: i16) -> bool {
+    !matches!(check_generated(relation, number), Ok(false))
 }
 
 /// Whether a type is bigint.
@@ -461,24 +470,24 @@ fn push_integer(out: &mut Vec<u8>, value: i64) {
     out.extend_from_slice(&digits[at..]);
 }
 
-fn output_function(firing: &Firing, type_: pg_sys::Oid) -> Box<pg_sys::FmgrInfo> {
+fn output_function(firing: &Firing, type_: pg_sys::Oid) -> Function {
     let mut function = pg_sys::InvalidOid;
     let mut is_varlena = false;
-    let mut info = Box::<pg_sys::FmgrInfo>::default();
+    let info = Box::new(UnsafeCell::new(pg_sys::FmgrInfo::default()));
     // SAFETY: catalog lookups; what the function info points to lives in the trigger function's own
     // context, as long as the memo that owns the box
     unsafe {
         pg_sys::getTypeOutputInfo(type_, &mut function, &mut is_varlena);
-        pg_sys::fmgr_info_cxt(function, &mut *info, (*(*firing.fcinfo).flinfo).fn_mcxt);
+        pg_sys::fmgr_info_cxt(function, info.get(), (*(*firing.fcinfo).flinfo).fn_mcxt);
     }
     info
 }
 
-fn output(function: &pg_sys::FmgrInfo, datum: pg_sys::Datum, out: &mut Vec<u8>) {
-    // SAFETY: the function is the output function of the datum's type; PostgreSQL takes the info as
-    // mutable because functions may keep state in it, and nothing else uses it meanwhile
+fn output(function: &Function, datum: pg_sys::Datum, out: &mut Vec<u8>) {
+    // SAFETY: the function is the output function of the datum's type; nothing else uses its info
+    // meanwhile
     unsafe {
-        let text = pg_sys::OutputFunctionCall(std::ptr::from_ref(function).cast_mut(), datum);
+        let text = pg_sys::OutputFunctionCall(function.get(), datum);
         out.extend_from_slice(CStr::from_ptr(text).to_bytes());
         pg_sys::pfree(text.cast());
     }
