@@ -160,7 +160,11 @@ impl Db {
              FROM leasehold.leases ORDER BY resource, token",
         ));
         state.extend(flat(
-            session.rows("SELECT l::text FROM leasehold.ledger l ORDER BY 1"),
+            // but for the marks of releases, which the worker writes when it comes to it
+            session.rows(
+                "SELECT (resource, token, ttl_us, system, database, holder, role, granted_at)::text
+                   FROM leasehold.ledger ORDER BY 1",
+            ),
         ));
         state.extend(self.tables());
         state
