@@ -107,7 +107,7 @@ fn checked_ttl(interval: Option<(i32, i32, i64)>) -> Answer<i64> {
         )
         .detail(format!(
             "The ttl is {} s (a month counts 30 days, a day 24 hours); leasehold.max_ttl is {} s.",
-            ttl_us / 1_000_000,
+            ttl_us as f64 / 1e6,
             errors::seconds(max_us).trim_end_matches(" s")
         ))
         .hint("Use a shorter ttl and renew the lease, or raise leasehold.max_ttl."),

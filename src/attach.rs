@@ -90,7 +90,10 @@ fn refuse_partition(target: Oid, tables: &[Table]) -> Answer<()> {
         format!("table {name} is fenced as a partition"),
     )
     .detail(format!("The fence was put on {parent}."))
-    .hint(format!("SELECT unfence_table('{parent}');")))
+    .hint(format!(
+        "Its whole table can be unfenced: SELECT unfence_table({});",
+        errors::literal(parent.as_bytes())
+    )))
 }
 
 /// The table and everything that inherits from it, the table first. 42809 for what can't be fenced.
@@ -121,16 +124,24 @@ fn tables_below(target: Oid) -> Answer<Vec<Table>> {
         .detail("There is no such table.")
         .hint("Pass the name of a table."));
     };
+    if let Some(own) = tables.iter().find(|t| t.name.starts_with("leasehold.")) {
+        return Err(Refusal::new(
+            code::WRONG_OBJECT_TYPE,
+            format!("{} is leasehold's own", own.name),
+        )
+        .detail("The fence cannot stand before what it rests on.")
+        .hint("Fence the tables of the application."));
+    }
     if let Some(other) = tables.iter().find(|t| !matches!(t.kind, b'r' | b'p')) {
         return Err(Refusal::new(
             code::WRONG_OBJECT_TYPE,
             format!("{} is not a table", other.name),
         )
         .detail(format!(
-            "Only tables and partitioned tables can be fenced, and {} has another kind of relation in it.",
+            "Only tables and partitioned tables can be fenced, and {} is, or is inherited by, another kind of relation.",
             first.name
         ))
-        .hint("Fence the tables that hold the rows: writes through a view arrive there."));
+        .hint("Fence the tables that hold the rows; writes through a view arrive there too."));
     }
     Ok(tables)
 }

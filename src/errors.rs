@@ -99,7 +99,7 @@ pub fn null_argument(name: &str) -> Refusal {
         .detail(format!(
             "The argument \"{name}\" has no meaning without a value."
         ))
-        .hint(format!("Pass a {name}."))
+        .hint(format!("Pass a value for \"{name}\"."))
 }
 
 /// A name that is empty.

@@ -106,9 +106,11 @@ fn judge(
     }
 }
 
-/// What `pass` would say, without a lock and without looking at roles.
+/// What `pass` would say, without a lock, without looking at roles, and without a place in the table.
 pub fn would_pass(resource: &Resource, database: &Database, token: i64) -> Answer<bool> {
-    let entry = resource.find(database)?.entry();
+    let Some((entry, _)) = resource.peek(Some(database))? else {
+        return Ok(false);
+    };
     let verdict = entry.record.verdict(
         &[token],
         xact::owner(),
@@ -183,26 +185,41 @@ fn current(entry: &Entry) -> String {
 }
 
 fn stale(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
-    let lost = tokens.iter().all(|token| *token >= entry.record.t_max);
-    let why = if lost {
-        ". It was lost with a restart, a promotion or a copy of the database, or was never granted."
+    let t_max = entry.record.t_max;
+    let lost = "lost with a restart, a promotion or a copy of the database";
+    let detail = if tokens.contains(&t_max) {
+        format!("{}; its lease was {lost}.", list(tokens))
+    } else if tokens.iter().all(|token| *token > t_max) {
+        let current = current(entry);
+        format!(
+            "{}{current}. It was {lost}, or was never granted.",
+            list(tokens)
+        )
     } else {
-        "."
+        format!("{}{}.", list(tokens), current(entry))
     };
     Refusal::new(
         code::STALE_TOKEN,
         format!("stale token for resource \"{}\"", resource.shown()),
     )
-    .detail(format!("{}{}{why}", list(tokens), current(entry)))
+    .detail(detail)
     .hint("The lease is lost and others may have written since. Roll back, acquire the resource again, and read before you write.")
 }
 
 fn unknown(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
+    let detail = if tokens.contains(&entry.record.t_max) {
+        format!(
+            "{}; its grant has not been committed, or was rolled back.",
+            list(tokens)
+        )
+    } else {
+        format!("{}{}.", list(tokens), current(entry))
+    };
     Refusal::new(
         code::UNKNOWN_TOKEN,
         format!("unknown token for resource \"{}\"", resource.shown()),
     )
-    .detail(format!("{}{}.", list(tokens), current(entry)))
+    .detail(detail)
     .hint("Present the token that acquire_lease returned for this resource, after its transaction has committed; one that was rolled back is never valid.")
 }
 
@@ -213,7 +230,7 @@ pub fn no_token(resource: &Resource, relation: &str) -> Refusal {
         format!("no token presented for resource \"{}\"", resource.shown()),
     )
     .detail(format!(
-        "Table \"{relation}\" is fenced by the resource \"{}\".",
+        "Table {relation} is fenced by the resource \"{}\".",
         resource.shown()
     ))
     .hint(format!(

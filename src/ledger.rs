@@ -8,7 +8,6 @@ use std::ffi::CStr;
 use std::thread::LocalKey;
 
 use crate::errors::{Answer, no_ledger};
-use crate::marks;
 use crate::pg::spi::{Arg, Statement};
 use crate::pg::{self, Oid};
 
@@ -87,7 +86,7 @@ pub fn here() -> (i64, Oid) {
 
 /// The row of a resource as committed by now.
 pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
-    let found = pg::row::find(ledger, index()?, resource, |fields| Row {
+    Ok(pg::row::find(ledger, index()?, resource, |fields| Row {
         token: fields.i64(2).unwrap_or_default(),
         ttl_us: fields.i64(3).unwrap_or_default(),
         released: fields.bool(4).unwrap_or_default(),
@@ -98,10 +97,6 @@ pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
         holder: fields.bytes(7).unwrap_or_default(),
         role: fields.oid(8).unwrap_or_default(),
         granted_at: fields.i64(9).unwrap_or_default(),
-    });
-    Ok(found.map(|mut row| {
-        row.released |= marks::is_left_over(ledger, resource, row.token);
-        row
     }))
 }
 
@@ -112,11 +107,9 @@ static UNRELEASED: Statement = Statement::new(
 
 /// All rows that are not marked released.
 pub fn unreleased(ledger: Oid) -> Answer<Vec<(Vec<u8>, Row)>> {
-    let mut rows = UNRELEASED.read(owner(ledger)?, &[], |row| {
+    Ok(UNRELEASED.read(owner(ledger)?, &[], |row| {
         (row.bytes(1).unwrap_or_default(), row_of(row, 2))
-    });
-    rows.retain(|(resource, row)| !marks::is_left_over(ledger, resource, row.token));
-    Ok(rows)
+    }))
 }
 
 /// The columns of a row from `first` on; none of them can be NULL.
@@ -185,20 +178,17 @@ pub fn lengthen(ledger: Oid, resource: &[u8], token: i64, ttl_us: i64) -> Answer
     Ok(lengthened == 1)
 }
 
-// Never waits: a row that is locked is being granted anew.
-static MARK: Statement = Statement::new(
-    c"WITH due AS (SELECT resource FROM leasehold.ledger
-                    WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2
-                      FOR UPDATE SKIP LOCKED)
-      UPDATE leasehold.ledger AS l SET released = true
-        FROM due WHERE l.resource OPERATOR(pg_catalog.=) due.resource",
-);
-
-/// Marks a lease as released, in the running transaction. False where its row is locked or another
-/// lease's.
+/// Marks a lease as released, in the running transaction, for a resource whose entry says that it is
+/// being marked: so nobody else writes the row. False where the row is another lease's.
 pub fn mark_released(ledger: Oid, resource: &[u8], token: i64) -> Answer<bool> {
-    let marked = MARK.write(owner(ledger)?, &[Arg::Text(resource), Arg::I64(token)]);
-    Ok(marked == 1)
+    let column = 4;
+    Ok(pg::row::set_true(
+        ledger,
+        index()?,
+        resource,
+        column,
+        |row| row.i64(2) == Some(token),
+    ))
 }
 
 static POSITION: Statement = Statement::new(

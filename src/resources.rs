@@ -11,7 +11,7 @@ use crate::errors::{self, Answer, Refusal, code};
 use crate::ledger::{self, Row};
 use crate::pg::{self, Oid};
 use crate::table::{self, Bytes, Database, Entry, Holding, Insert, Key};
-use crate::{settings, tokens};
+use crate::{marks, settings, tokens};
 
 /// A resource in this database, with a checked name.
 #[derive(Clone, Debug)]
@@ -124,12 +124,13 @@ impl Resource {
 
 /// What a ledger row means on this server, which is writable.
 pub fn recovered(row: &Row, database: &Database) -> Entry {
+    let ledger = database.ledger;
     let at_home = row.home == ledger::here();
     let since_start = row.token > database.floor;
     let lost = row.token <= database.lost_up_to || (database.promoted && !since_start);
     let standing = if !at_home || lost {
         Standing::Lost
-    } else if since_start {
+    } else if since_start || marks::was_over(ledger, row.token) {
         Standing::Reclaimed
     } else {
         Standing::Trusted

@@ -191,8 +191,6 @@ pub struct Database {
     pub is_home: bool,
     /// Releases are waiting to be marked in the ledger.
     pub marks_wanted: bool,
-    /// The marks that a clean shutdown had left over are in the ledger.
-    pub is_caught_up: bool,
 }
 
 impl Database {
@@ -207,7 +205,6 @@ impl Database {
         lost_up_to: 0,
         is_home: false,
         marks_wanted: false,
-        is_caught_up: false,
     };
 }
 
@@ -650,33 +647,31 @@ pub fn take_due_marks(
     due
 }
 
-/// Every release that a ledger has not been told of: database, ledger, resource, token. Without locks:
-/// only for the postmaster, when all other processes are gone.
-pub fn due_marks_at_shutdown() -> Vec<(Oid, Oid, Vec<u8>, i64)> {
+/// The databases that were used. Without locks: only for the postmaster, when all other processes are
+/// gone.
+pub fn databases_at_shutdown() -> Vec<Database> {
+    // SAFETY: the memory is still there; nobody else is
+    let databases = unsafe { &(*header()).databases };
+    let used = databases.iter().filter(|d| d.oid != 0 && d.ledger != 0);
+    used.copied().collect()
+}
+
+/// The entries of a ledger. Without locks, as above.
+pub fn entries_at_shutdown(database: Oid, ledger: Oid) -> Vec<Entry> {
     let geometry = Geometry::current();
-    let mut due = Vec::new();
+    let mut entries = Vec::new();
     for index in 0..geometry.partitions {
         // SAFETY: the memory is still there; nobody else is
         let view = unsafe { View::at(header(), geometry, index) };
         for slot in 0..geometry.slots {
             // SAFETY: as above
             let slot = unsafe { &*view.slot(slot as u32) };
-            let token = slot.entry.record.lease.token;
-            let released = slot.entry.record.is_released(token);
-            if slot.database != 0 && slot.entry.mark_due && released {
-                let resource = slot.resource.as_slice().to_vec();
-                due.push((slot.database, slot.ledger, resource, token));
+            if slot.database == database && slot.ledger == ledger {
+                entries.push(slot.entry);
             }
         }
     }
-    due
-}
-
-/// Whether the marks that were left over for a database are in its ledger. Without locks, as above.
-pub fn is_caught_up_at_shutdown(oid: Oid) -> bool {
-    // SAFETY: the memory is still there; nobody else is
-    let databases = unsafe { &(*header()).databases };
-    databases.iter().any(|d| d.oid == oid && d.is_caught_up)
+    entries
 }
 
 /// Has the worker mark releases of a database. Cheap when it is going to anyway; cannot fail.

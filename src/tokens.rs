@@ -51,7 +51,6 @@ pub fn database(ledger: Oid) -> Answer<Database> {
                 lost_up_to: at_home.map_or(0, |s| s.lost_up_to),
                 is_home: at_home.is_some() && !promoted,
                 marks_wanted: database.marks_wanted,
-                is_caught_up: database.is_caught_up,
             };
         }
         *database

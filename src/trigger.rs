@@ -131,6 +131,9 @@ impl Plan {
         let arguments = Arguments::read(&firing.arguments())?;
         let ledger = ledger::oid()?;
         let relation = firing.relation_name();
+        if let Some(later) = firing.later_trigger() {
+            return Err(not_the_last(&relation, &later));
+        }
         let resources = &arguments.resources;
         let constant = match resources.constant() {
             Some(name) => Some(Resource::named(Some(name))?),
@@ -411,7 +414,7 @@ impl Plan {
             }
             None => Err(Refusal::new(
                 code::FEATURE_NOT_SUPPORTED,
-                format!("cannot TRUNCATE table \"{}\"", self.relation),
+                format!("cannot TRUNCATE table {}", self.relation),
             )
             .detail("It is fenced row by row, and TRUNCATE does not look at rows.")
             .hint("Use DELETE, presenting a token for every resource, or take the fence off with unfence_table.")),
@@ -422,13 +425,25 @@ impl Plan {
         Refusal::new(
             code::NULL_NOT_ALLOWED,
             format!(
-                "NULL in a column that names the resource of table \"{}\"",
+                "NULL in a column that names the resource of table {}",
                 self.relation
             ),
         )
         .detail("A row belongs to the resource that its columns name.")
         .hint("Make the columns in the resource template NOT NULL.")
     }
+}
+
+/// A trigger that came after the fence could change what it has looked at.
+fn not_the_last(relation: &str, later: &str) -> Refusal {
+    Refusal::new(
+        code::NOT_IN_PREREQUISITE_STATE,
+        format!("the fence of table {relation} is not its last BEFORE trigger"),
+    )
+    .detail(format!(
+        "Trigger \"{later}\" fires after it, and could move a row to another resource."
+    ))
+    .hint("Put the fence on again with fence_table, which gives it a name behind the others, or rename that trigger.")
 }
 
 fn check_attachment(firing: &Firing) -> Answer<()> {
@@ -543,17 +558,17 @@ pub fn checked_token_column(relation: Oid, name: &str, column: &[u8]) -> Answer<
     if !trigger::is_bigint(type_) {
         return Err(Refusal::new(
             code::DATATYPE_MISMATCH,
-            format!("token column \"{shown}\" of table \"{name}\" is not a bigint"),
+            format!("token column \"{shown}\" of table {name} is not a bigint"),
         )
         .detail("Tokens are bigints.")
         .hint(format!(
-            "ALTER TABLE {name} ALTER COLUMN {shown} TYPE bigint;"
+            "ALTER TABLE {name} ALTER COLUMN \"{shown}\" TYPE bigint USING \"{shown}\"::bigint;"
         )));
     }
     if trigger::is_generated(relation, number) {
         return Err(Refusal::new(
             code::FEATURE_NOT_SUPPORTED,
-            format!("token column \"{shown}\" of table \"{name}\" is generated"),
+            format!("token column \"{shown}\" of table {name} is generated"),
         )
         .detail("A generated column can neither present a token nor be stamped with one.")
         .hint("Use a plain bigint column."));
@@ -583,8 +598,11 @@ pub fn column_refusal(column: &str, relation: &str, error: ColumnError) -> Refus
 fn unknown_column(column: &str, relation: &str) -> Refusal {
     Refusal::new(
         code::UNDEFINED_COLUMN,
-        format!("column \"{column}\" of table \"{relation}\" does not exist"),
+        format!("column \"{column}\" of table {relation} does not exist"),
     )
     .detail("The fence names it.")
-    .hint(format!("Name an existing column, or fence the table again: SELECT fence_table('{relation}', '<resource>');"))
+    .hint(format!(
+        "Name an existing column, or fence the table again: SELECT fence_table({}, '<resource>');",
+        errors::literal(relation.as_bytes())
+    ))
 }

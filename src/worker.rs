@@ -3,17 +3,17 @@
 //!
 //! It has no connection to a database of its own, so it is in nobody's way. It stays, because a
 //! worker that is done would not run again after a crash. Everything is correct without it: see
-//! `table::writable_since` and `marks`.
+//! `table::writable_since`, and what `marks` says of a clean shutdown.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::pg::hooks::{Marker, wait};
 use crate::pg::{self, Oid};
-use crate::{marks, table};
+use crate::table;
 
 /// How long marks are left to gather, and until it tries again where no worker slot is free.
-const GATHER: Duration = Duration::from_secs(2);
+const GATHER: Duration = Duration::from_secs(1);
 
 /// Until the server ends it.
 pub fn run() {
@@ -21,7 +21,6 @@ pub fn run() {
         return;
     }
     table::writable_since(pg::clock::now_us());
-    marks::want_left_over();
     let mut running: HashMap<Oid, Marker> = HashMap::new();
     loop {
         while !table::marks_wanted().is_empty() {

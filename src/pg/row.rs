@@ -169,3 +169,36 @@ pub fn put(table: Oid, index: Oid, values: &[Arg], accepts: impl FnOnce(&Fields)
     }
     accepted
 }
+
+/// Sets a boolean column of the row of a key to true, if there is one and `accepts` says so. As `put`.
+pub fn set_true(
+    table: Oid,
+    index: Oid,
+    key: &[u8],
+    column: i32,
+    accepts: impl FnOnce(&Fields) -> bool,
+) -> bool {
+    let look_up = LookUp::open(table, index, key, pg_sys::RowExclusiveLock);
+    let found = look_up.row().filter(|(_, fields)| accepts(fields));
+    if let Some((old, _)) = &found {
+        let mut columns = [column];
+        let mut values = [pg_sys::Datum::from(true)];
+        let mut nulls = [false];
+        // SAFETY: tuple and descriptor belong together, the column is one of theirs and a boolean; the
+        // old tuple's place is good while the scan is open
+        unsafe {
+            let new = pg_sys::heap_modify_tuple_by_cols(
+                *old,
+                (*look_up.table).rd_att,
+                1,
+                columns.as_mut_ptr(),
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            pg_sys::CatalogTupleUpdate(look_up.table, &mut (**old).t_self, new);
+            pg_sys::heap_freetuple(new);
+        }
+    }
+    look_up.close();
+    found.is_some()
+}

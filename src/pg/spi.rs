@@ -139,7 +139,7 @@ pub fn ddl(sql: &CStr) {
     assert!(code >= 0, "SPI_execute: error {code}");
 }
 
-/// Reads rows as the caller, with a plan that is not kept.
+/// Reads rows as the caller, with a plan that is not kept; sees what this statement has done before.
 pub fn query<R>(sql: &CStr, args: &[Arg], each: impl FnMut(&Row) -> R) -> Vec<R> {
     let _session = Session::open();
     let mut types: Vec<pg_sys::Oid> = args.iter().map(|arg| arg.type_oid()).collect();
@@ -152,7 +152,7 @@ pub fn query<R>(sql: &CStr, args: &[Arg], each: impl FnMut(&Row) -> R) -> Vec<R>
             types.as_mut_ptr(),
             values.as_mut_ptr(),
             std::ptr::null(),
-            true,
+            false,
             0,
         )
     };

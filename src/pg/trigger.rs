@@ -101,12 +101,49 @@ impl Firing {
         unsafe { (*self.data().tg_relation).rd_id.to_u32() }
     }
 
-    /// Its name, for a message.
+    /// Its name, with its schema and quoted as in SQL.
     pub fn relation_name(&self) -> String {
-        // SAFETY: as `relation`; a name is NUL-terminated
+        // SAFETY: as `relation`; names are NUL-terminated, results palloc'd
         unsafe {
-            let name = &(*(*self.data().tg_relation).rd_rel).relname;
-            shown(CStr::from_ptr(name.data.as_ptr()).to_bytes())
+            let class = (*self.data().tg_relation).rd_rel;
+            let schema = pg_sys::get_namespace_name((*class).relnamespace);
+            let name = pg_sys::quote_qualified_identifier(schema, (*class).relname.data.as_ptr());
+            shown(CStr::from_ptr(name).to_bytes())
+        }
+    }
+
+    /// Another BEFORE trigger that fires for the same rows after this one, by the order of names.
+    pub fn later_trigger(&self) -> Option<String> {
+        // SAFETY: the relation's triggers are in its cache entry while it is open, sorted by name
+        unsafe {
+            let triggers = (*self.data().tg_relation).trigdesc;
+            if triggers.is_null() {
+                return None;
+            }
+            let count = usize::try_from((*triggers).numtriggers).unwrap_or(0);
+            let own = self.trigger();
+            let is_before_row = |t: &pg_sys::Trigger| t.tgtype & 0b100_0011 == 0b11;
+            (0..count)
+                .map(|i| &*(*triggers).triggers.add(i))
+                .skip_while(|t| t.tgoid != own.tgoid)
+                .skip(1)
+                .find(|t| {
+                    is_before_row(t)
+                        && t.tgenabled as u8 != b'D'
+                        && t.tgfoid != own.tgfoid
+                        && t.tgtype & self.event_bit() != 0
+                })
+                .map(|t| shown(CStr::from_ptr(t.tgname).to_bytes()))
+        }
+    }
+
+    /// The event's bit in a trigger's type: TRIGGER_TYPE_INSERT, _DELETE, _UPDATE.
+    fn event_bit(&self) -> i16 {
+        match self.event() {
+            Event::Insert => 4,
+            Event::Delete => 8,
+            Event::Update => 16,
+            Event::Truncate => 0,
         }
     }
 
