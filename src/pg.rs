@@ -177,12 +177,6 @@ pub fn subtransaction() -> u32 {
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
-/// The command counter of the running command.
-pub fn command() -> u32 {
-    // SAFETY: with `used` false it only reads a variable
-    unsafe { pg_sys::GetCurrentCommandId(false) }
-}
-
 /// Wall-clock time for display, microseconds since 2000-01-01 UTC.
 pub fn wall_clock() -> i64 {
     // SAFETY: gettimeofday

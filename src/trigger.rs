@@ -57,12 +57,12 @@ struct Plan {
 }
 
 /// A row whose UPDATE has passed. If it goes to another partition, a DELETE follows, which has no new
-/// row to present anything: it is part of what has passed.
+/// row to present anything: it is part of what has passed. The plan is of one run of one statement,
+/// which does not come back to a row for another reason.
 #[derive(Clone, Copy)]
 struct Leaving {
     /// Block and offset of the old row.
     place: (u32, u16),
-    command: u32,
     /// What the UPDATE passed with, for the resource that the row leaves.
     token: i64,
 }
@@ -70,7 +70,7 @@ struct Leaving {
 impl Leaving {
     /// Whether it is the row of this firing.
     fn is(&self, firing: &Firing) -> bool {
-        self.place == firing.old_place() && self.command == pg::command()
+        self.place == firing.old_place()
     }
 }
 
@@ -276,7 +276,6 @@ impl Plan {
         if self.token_column.is_some() && firing.event() == Event::Update {
             self.leaving = Some(Leaving {
                 place: firing.old_place(),
-                command: pg::command(),
                 token,
             });
         }

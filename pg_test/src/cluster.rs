@@ -177,6 +177,11 @@ impl Cluster {
         &self.dir
     }
 
+    /// The data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
     pub fn socket_dir(&self) -> &Path {
         &self.socket_dir
     }

@@ -13,14 +13,21 @@ mod harness;
 mod isolation;
 mod isolation_races;
 mod leases;
+mod marks;
+mod parallel;
+mod partitions;
 mod pgbouncer;
+mod pipeline;
+mod portals;
 mod present;
 mod process;
 mod readme;
 mod runner;
+mod search_path;
 mod server;
 mod session;
 mod sql;
+mod verdicts;
 mod watchdog;
 mod xact;
 
@@ -51,7 +58,12 @@ const LAYERS: &[Layer] = &[
         name: "fence",
         about: "every way to write, and which resource a row belongs to",
         limit: USUAL,
-        tests: &[fence_writes::TESTS, fence_templates::TESTS],
+        tests: &[
+            fence_writes::TESTS,
+            fence_templates::TESTS,
+            partitions::TESTS,
+            verdicts::TESTS,
+        ],
     },
     Layer {
         name: "present",
@@ -61,15 +73,26 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "xact",
-        about: "transactions, savepoints, errors, isolation levels, PREPARE TRANSACTION",
+        about: "transactions, savepoints, errors, isolation levels, PREPARE TRANSACTION, cursors, pipelines",
         limit: USUAL,
-        tests: &[xact::TESTS],
+        tests: &[
+            xact::TESTS,
+            portals::TESTS,
+            pipeline::TESTS,
+            parallel::TESTS,
+        ],
     },
     Layer {
         name: "server",
         about: "install, remove, restart, copies, settings, roles, a full table, a pooler, a standby",
         limit: USUAL,
-        tests: &[server::TESTS, copies::TESTS, pgbouncer::TESTS],
+        tests: &[
+            server::TESTS,
+            marks::TESTS,
+            search_path::TESTS,
+            copies::TESTS,
+            pgbouncer::TESTS,
+        ],
     },
     Layer {
         name: "isolation",

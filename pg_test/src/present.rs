@@ -22,6 +22,9 @@ crate::tests![
     token_column_presents,
     token_column_counts_only_where_it_is_set,
     unchanged_token_column_proves_nothing,
+    token_column_counts_in_the_merge_action_that_sets_it,
+    token_column_counts_after_an_error_was_caught,
+    token_column_must_not_be_generated,
     token_column_must_be_positive,
     token_column_is_stamped,
     own_acquire_beats_the_rest,
@@ -400,6 +403,111 @@ fn unchanged_token_column_proves_nothing() {
         "LH001",
     );
     assert_eq!(doc_1(&mut s), format!("2|{second}"));
+}
+
+/// In a MERGE the columns that are set are those of all its actions.
+fn token_column_counts_in_the_merge_action_that_sets_it() {
+    let db = Db::new();
+    let mut s = docs(&db);
+    let (one, two) = (s.acquire("doc:1"), s.acquire("doc:2"));
+    s.exec(&format!(
+        "UPDATE doc SET tok = {one} WHERE id = 1; UPDATE doc SET tok = {two} WHERE id = 2"
+    ));
+    let merge = |rows: &str, token: i64| {
+        format!(
+            "MERGE INTO doc USING (VALUES {rows}) v(id, kind) ON doc.id = v.id
+             WHEN MATCHED AND kind = 'plain' THEN UPDATE SET n = n + 10
+             WHEN MATCHED AND kind = 'gone' THEN DELETE
+             WHEN MATCHED THEN UPDATE SET n = n + 1, tok = {token}
+             WHEN NOT MATCHED THEN INSERT VALUES (v.id, 5, {token})"
+        )
+    };
+    // the row holds the good token of another write
+    db.refused(&mut s, &merge("(1, 'plain')", two), "LH003");
+    db.refused(&mut s, &merge("(1, 'gone')", two), "LH003");
+    let next = {
+        assert!(s.release("doc:2", two));
+        s.acquire("doc:2")
+    };
+    db.refused(&mut s, &merge("(2, 'set'), (1, 'plain')", next), "LH003");
+    db.refused(&mut s, &merge("(2, 'set')", one), "LH001");
+    s.exec(&merge("(2, 'set')", next));
+    let row = "SELECT concat(n, '|', tok) FROM doc WHERE id = 2";
+    assert_eq!(s.text(row), Some(format!("1|{next}")));
+    let three = s.acquire("doc:3");
+    s.exec(&merge("(3, 'new')", three));
+    // presented otherwise, every action passes and is stamped
+    s.exec(&format!(
+        "BEGIN; SELECT fence('doc:2', {next}); {}; COMMIT",
+        merge("(2, 'plain')", 7)
+    ));
+    assert_eq!(s.text(row), Some(format!("11|{next}")));
+    // a statement that follows in the transaction, or runs inside the MERGE, is told by what it sets itself
+    s.exec(&format!(
+        "CREATE TABLE log (id int, tok bigint); INSERT INTO log VALUES (2, {next}); SELECT fence_table('log', 'doc:2', 'tok');
+         CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN UPDATE log SET tok = tok; RETURN new; END';
+         CREATE TRIGGER a BEFORE UPDATE ON doc FOR EACH ROW EXECUTE FUNCTION log()"
+    ));
+    assert!(s.release("doc:2", next));
+    let last = s.acquire("doc:2");
+    s.exec(&format!("UPDATE log SET tok = {last}"));
+    s.exec(&format!(
+        "BEGIN; {}; UPDATE doc SET n = 0, tok = tok WHERE id = 2; COMMIT",
+        merge("(2, 'set')", last)
+    ));
+    assert_eq!(s.text(row), Some(format!("0|{last}")));
+}
+
+/// Set to itself is set, whatever another trigger has been through before.
+fn token_column_counts_after_an_error_was_caught() {
+    let db = Db::new();
+    let mut s = docs(&db);
+    s.exec(
+        "CREATE FUNCTION careful() RETURNS trigger LANGUAGE plpgsql AS
+         'BEGIN BEGIN PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END; RETURN new; END';
+         CREATE TRIGGER a BEFORE UPDATE ON doc FOR EACH ROW EXECUTE FUNCTION careful()",
+    );
+    let token = s.acquire("doc:1");
+    for n in 1..=2 {
+        s.exec(&format!(
+            "UPDATE doc SET n = {n}, tok = {token} WHERE id = 1"
+        ));
+        assert_eq!(doc_1(&mut s), format!("{n}|{token}"));
+    }
+    // and in a block that goes on after one
+    s.exec("BEGIN; SAVEPOINT a");
+    s.err("SELECT 1 / 0").is("22012");
+    s.exec(&format!(
+        "ROLLBACK TO a; UPDATE doc SET n = 3, tok = {token} WHERE id = 1; COMMIT"
+    ));
+    assert_eq!(doc_1(&mut s), format!("3|{token}"));
+}
+
+fn token_column_must_not_be_generated() {
+    let db = Db::new();
+    let mut s = db.session();
+    s.exec("CREATE TABLE t (id int, n bigint, tok bigint GENERATED ALWAYS AS (n) STORED)");
+    db.refused(&mut s, "SELECT fence_table('t', 't:{id}', 'tok')", "0A000")
+        .tells("tok");
+    assert_eq!(
+        s.one::<i64>("SELECT count(*) FROM pg_trigger WHERE tgrelid = 't'::regclass"),
+        0
+    );
+    // by hand, and made so later
+    s.exec("CREATE TRIGGER x BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION fenced('t:{id}', 'token_column=tok')");
+    let token = s.acquire("t:1");
+    db.refused(
+        &mut s,
+        &format!("INSERT INTO t VALUES (1, {token})"),
+        "0A000",
+    );
+    s.exec("SELECT unfence_table('t'); ALTER TABLE t DROP tok; ALTER TABLE t ADD tok bigint; SELECT fence_table('t', 't:{id}', 'tok')");
+    s.exec("ALTER TABLE t DROP tok; ALTER TABLE t ADD tok bigint GENERATED ALWAYS AS (n) STORED");
+    db.refused(
+        &mut s,
+        &format!("INSERT INTO t VALUES (1, {token})"),
+        "0A000",
+    );
 }
 
 fn token_column_must_be_positive() {

@@ -10,6 +10,7 @@ use crate::session::Session;
 crate::tests![
     extension_made_again_goes_on_above,
     extension_dropped_and_rolled_back_keeps_leases,
+    extension_made_again_and_rolled_back_after_a_restart_keeps_leases,
     extension_dropped_with_a_lease_under_way,
     database_dropped_with_live_leases,
     databases_have_namespaces_of_their_own,
@@ -17,6 +18,7 @@ crate::tests![
     full_table_is_shared_by_databases_and_freed_by_rollback,
     expired_leases_never_fill_the_table,
     role_of_the_lease_alone_may_use_it,
+    lease_that_is_over_is_nobodys,
     role_switched_within_a_session,
     lease_belongs_to_the_current_role,
     acquire_takes_over_another_roles_lease_when_it_is_over,
@@ -101,6 +103,38 @@ fn extension_dropped_and_rolled_back_keeps_leases() {
     s.exec("COMMIT");
     assert!(next > token);
     assert!(s.renew("r", next));
+}
+
+fn extension_made_again_and_rolled_back_after_a_restart_keeps_leases() {
+    for call in [
+        "check_fence('r', 1)",
+        "acquire_lease('r')",
+        "release_lease('r', 1)",
+    ] {
+        let db = own(&[]);
+        let mut s = db.session();
+        let (other, token) = (s.acquire("other"), s.acquire("r"));
+        drop(s);
+        db.cluster.restart(Stop::Fast);
+        let mut s = db.session();
+        // the first thing that the server hears of the database is a ledger that will never have been
+        s.exec(&format!(
+            "BEGIN; DROP EXTENSION leasehold; CREATE EXTENSION leasehold; SELECT {call}; ROLLBACK"
+        ));
+        assert!(s.check_fence("r", token), "after {call}");
+        s.fence("r", token);
+        assert!(s.renew("r", token) && s.renew("other", other));
+        assert_eq!((s.try_acquire("r"), s.try_acquire("other")), (None, None));
+        // the floor is that of this ledger: what was granted before the restart and is not in it is stale
+        for stale in [other, token] {
+            db.refused(
+                &mut s,
+                &format!("SELECT fence('unknown', {stale})"),
+                "LH001",
+            );
+        }
+        assert!(s.acquire("new") > token);
+    }
 }
 
 fn extension_dropped_with_a_lease_under_way() {
@@ -270,6 +304,28 @@ fn role_of_the_lease_alone_may_use_it() {
     assert!(m.release("r", token));
     // released, it is no stranger's business either
     assert!(m.release("r", token));
+}
+
+fn lease_that_is_over_is_nobodys() {
+    let db = Db::new();
+    let (owner, stranger) = (db.role(), db.role());
+    let (mut o, mut s) = (db.session_as(&owner), db.session_as(&stranger));
+    let expired = o.acquire_expired("r");
+    // false for everyone: there is no lease that anybody could be kept from
+    assert!(!s.renew("r", expired) && !s.release("r", expired));
+    assert!(!s.one::<bool>(&format!("SELECT renew_lease('r', {expired}, '5min')")));
+    assert!(!o.renew("r", expired) && !o.release("r", expired));
+    // wanted by another, while a transaction is open under it
+    o.exec(&format!("BEGIN; SELECT fence('r', {expired})"));
+    assert_eq!(s.try_acquire("r"), None);
+    assert!(!s.renew("r", expired) && !s.release("r", expired));
+    o.exec("COMMIT");
+    let live = o.acquire("r");
+    assert!(!s.renew("r", expired) && !s.release("r", expired));
+    for call in ["renew_lease", "release_lease"] {
+        db.refused(&mut s, &format!("SELECT {call}('r', {live})"), "42501");
+    }
+    assert!(o.renew("r", live));
 }
 
 fn role_switched_within_a_session() {

@@ -16,6 +16,7 @@ crate::tests![
     repeated_release_within_a_transaction,
     release_then_acquire_in_one_transaction,
     renewal_is_not_undone_by_rollback,
+    renewal_never_waits_for_a_renewal,
     savepoint_rollback_undoes_acquire,
     savepoint_release_keeps_acquire,
     nested_savepoints_undo_acquire,
@@ -242,6 +243,31 @@ fn renewal_is_not_undone_by_rollback() {
         "the longer renewal was undone"
     );
     assert!(s.check_fence("doc:1", token));
+}
+
+fn renewal_never_waits_for_a_renewal() {
+    let db = Db::new();
+    let (mut s, mut other) = (db.session(), db.session());
+    let token: i64 = s.one("SELECT acquire_lease('r', ttl => '1min')");
+    s.exec("BEGIN");
+    assert!(s.one::<bool>(&format!("SELECT renew_lease('r', {token}, '2min')")));
+    // a wait would end in 57014
+    other.exec("SET statement_timeout = '30s'");
+    for ttl in ["90s", "2min", "3min"] {
+        db.refused(
+            &mut other,
+            &format!("SELECT renew_lease('r', {token}, '{ttl}')"),
+            "55P03",
+        );
+    }
+    // what the ledger knows already needs no row
+    for ttl in ["1min", "10s"] {
+        let renewed: bool = other.one(&format!("SELECT renew_lease('r', {token}, '{ttl}')"));
+        assert!(renewed, "{ttl}");
+    }
+    s.exec("COMMIT");
+    assert!(other.one::<bool>(&format!("SELECT renew_lease('r', {token}, '3min')")));
+    assert!(other.info_says("r", "ttl = '3min'::interval"));
 }
 
 fn savepoint_rollback_undoes_acquire() {

@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cell::RefCell;
 use std::time::Duration;
 
 use pgrx::bgworkers::{
@@ -31,13 +31,27 @@ pub fn register() {
     }
 }
 
-/// Whether the innermost query that runs is a MERGE, as far as known.
-static MAY_BE_MERGE: AtomicBool = AtomicBool::new(true);
+thread_local! {
+    /// The queries that run, outermost first: whether each is a MERGE, and the nesting level of the
+    /// subtransaction that it was started in. An error jumps over their ends; then those go that were
+    /// started in what aborts.
+    static RUNNING: RefCell<Vec<(bool, i32)>> = const { RefCell::new(Vec::new()) };
+}
 
-/// Whether the query that fires a row trigger now may be a MERGE. After an error that was caught it is
-/// not known until the next query starts, and then it may.
+/// Whether the query that fires a row trigger now is a MERGE, or can't be told.
 pub fn may_be_merge() -> bool {
-    MAY_BE_MERGE.load(Ordering::Relaxed)
+    RUNNING.with_borrow(|running| running.last().is_none_or(|(is_merge, _)| *is_merge))
+}
+
+mod raw {
+    unsafe extern "C-unwind" {
+        pub fn GetCurrentTransactionNestLevel() -> std::ffi::c_int;
+    }
+}
+
+fn nesting_level() -> i32 {
+    // SAFETY: reads a variable of this backend; cannot raise
+    unsafe { raw::GetCurrentTransactionNestLevel() }
 }
 
 static mut NEXT_EXECUTOR_RUN: pg_sys::ExecutorRun_hook_type = None;
@@ -61,12 +75,12 @@ unsafe extern "C-unwind" fn executor_run(
     }
     // SAFETY: PostgreSQL passes a live query; the other hook or the standard function gets it as it is
     unsafe {
-        let before = note_query(query);
+        let place = query_starts(query);
         match NEXT_EXECUTOR_RUN {
             Some(next) => next(query, direction, count, once),
             None => standard_ExecutorRun(query, direction, count, once),
         }
-        MAY_BE_MERGE.store(before, Ordering::Relaxed);
+        query_ends(place);
     }
 }
 
@@ -86,27 +100,42 @@ unsafe extern "C-unwind" fn executor_run(
     }
     // SAFETY: as above
     unsafe {
-        let before = note_query(query);
+        let place = query_starts(query);
         match NEXT_EXECUTOR_RUN {
             Some(next) => next(query, direction, count),
             None => standard_ExecutorRun(query, direction, count),
         }
-        MAY_BE_MERGE.store(before, Ordering::Relaxed);
+        query_ends(place);
     }
 }
 
+/// Notes a query that starts; its place among those that run.
+///
 /// # Safety
 /// `query` is a live query.
-unsafe fn note_query(query: *mut pg_sys::QueryDesc) -> bool {
+unsafe fn query_starts(query: *mut pg_sys::QueryDesc) -> usize {
     // SAFETY: by the caller
     let is_merge = unsafe { (*query).operation } == pg_sys::CmdType::CMD_MERGE;
-    MAY_BE_MERGE.swap(is_merge, Ordering::Relaxed)
+    let level = nesting_level();
+    RUNNING.with_borrow_mut(|running| {
+        running.push((is_merge, level));
+        running.len() - 1
+    })
+}
+
+fn query_ends(place: usize) {
+    RUNNING.with_borrow_mut(|running| running.truncate(place));
+}
+
+/// What was started at this nesting level or a deeper one has been jumped out of.
+fn queries_aborted(level: i32) {
+    RUNNING.with_borrow_mut(|running| running.retain(|(_, started)| *started < level));
 }
 
 unsafe extern "C-unwind" fn at_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     use pg_sys::XactEvent::*;
     if event == XACT_EVENT_ABORT {
-        MAY_BE_MERGE.store(true, Ordering::Relaxed);
+        queries_aborted(0);
     }
     if xact::is_idle() {
         return;
@@ -142,7 +171,7 @@ unsafe extern "C-unwind" fn at_subtransaction(
 ) {
     use pg_sys::SubXactEvent::*;
     if event == SUBXACT_EVENT_ABORT_SUB {
-        MAY_BE_MERGE.store(true, Ordering::Relaxed);
+        queries_aborted(nesting_level());
     }
     if xact::is_idle() {
         return;

@@ -23,6 +23,7 @@ crate::tests![
     immediate_restarts,
     tokens_of_an_aborted_block_are_not_used_again,
     grant_outlives_a_kill_whatever_the_session_set,
+    renewal_outlives_a_kill_whatever_the_session_set,
 ];
 
 const BLOWS: usize = 10;
@@ -149,18 +150,69 @@ fn tokens_of_an_aborted_block_are_not_used_again() {
 /// A grant is on disk when its client hears of it, even where the session does not wait for its commits.
 fn grant_outlives_a_kill_whatever_the_session_set() {
     let db = lazy_database();
-    for round in 0..3 {
+    // before the grant, and what the last word on the transaction is after it
+    let ways = [
+        ("SET synchronous_commit = off", "SELECT 1"),
+        ("BEGIN", "SET LOCAL synchronous_commit = off; COMMIT"),
+        ("BEGIN", "SET synchronous_commit = off; COMMIT"),
+        (
+            "BEGIN; SET LOCAL synchronous_commit = off; SAVEPOINT a",
+            "RELEASE a; SET LOCAL synchronous_commit = off; COMMIT",
+        ),
+        ("ALTER ROLE lazy SET synchronous_commit = off", "SELECT 1"),
+    ];
+    db.session()
+        .exec("CREATE ROLE lazy LOGIN SUPERUSER; CHECKPOINT");
+    for (round, (before, after)) in ways.iter().enumerate() {
         let resource = format!("r{round}");
-        let mut session = db.session();
+        let mut session = db.session_as("lazy");
         // the first grant since the start reserves tokens, which flushes
         session.acquire(&format!("first{round}"));
-        session.exec("CHECKPOINT; SET synchronous_commit = off");
+        session.exec("CHECKPOINT");
+        session.exec(before);
+        if before.starts_with("ALTER ROLE") {
+            session = db.session_as("lazy");
+            session.exec("CHECKPOINT");
+        }
         let token = session.acquire(&resource);
+        session.exec(after);
         db.cluster.kill_postmaster();
         db.cluster.start();
         let mut session = db.session();
-        assert_eq!(session.try_acquire(&resource), None, "the grant is lost");
+        assert_eq!(
+            session.try_acquire(&resource),
+            None,
+            "the grant is lost: {before}; {after}"
+        );
         assert!(session.renew(&resource, token), "the lease is lost");
+    }
+}
+
+/// So is a longer TTL when its holder hears of it.
+fn renewal_outlives_a_kill_whatever_the_session_set() {
+    let db = lazy_database();
+    let ways = [
+        ("SET synchronous_commit = off", "SELECT 1"),
+        ("BEGIN", "SET LOCAL synchronous_commit = off; COMMIT"),
+    ];
+    for (round, (before, after)) in ways.iter().enumerate() {
+        let resource = format!("r{round}");
+        let mut session = db.session();
+        let token: i64 = session.one_with("SELECT acquire_lease($1, ttl => '1min')", &[&resource]);
+        session.exec("CHECKPOINT");
+        session.exec(before);
+        let renewed: bool =
+            session.one_with("SELECT renew_lease($1, $2, '5min')", &[&resource, &token]);
+        assert!(renewed);
+        session.exec(after);
+        db.cluster.kill_postmaster();
+        db.cluster.start();
+        let mut session = db.session();
+        assert!(
+            session.info_says(&resource, "ttl = '5min'::interval"),
+            "the longer ttl is lost: {before}; {after}"
+        );
+        assert!(session.renew(&resource, token));
     }
 }
 
