@@ -5,12 +5,14 @@
 //!   database which ends when nothing is due. It is not in a hurry: what is granted again meanwhile
 //!   needs none.
 //! - A clean shutdown writes down, for each ledger, which tokens were handed out while the server ran and
-//!   which of their leases are live: all others are over. That stays true for ever, whatever happens to
-//!   the file, so it is read at every start and never taken away.
+//!   which of their leases are live: all others are over; and which it knows to have been released. That
+//!   stays true for ever, so the file is read at every start and never taken away. It is believed whole
+//!   or not at all: a part of it would make live leases over.
 //! - Losing a mark, in a crash, delays the next grant by a TTL at most.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 
 use leasehold_core::name;
@@ -25,6 +27,9 @@ const FILE: &str = "pg_stat/leasehold.over";
 const NEW_FILE: &str = "pg_stat/leasehold.over.new";
 /// Runs of the server that are remembered for a ledger: what is older is marked, or long over.
 const SPANS_MAX: usize = 64;
+/// Ledgers that are remembered though they were not used since the start: some are of databases that
+/// are gone.
+const UNUSED_MAX: usize = 256;
 
 /// Marks of one transaction: its row locks are held for a millisecond or two.
 const BATCH: usize = 100;
@@ -37,21 +42,33 @@ struct Span {
     live: HashSet<i64>,
 }
 
-/// By database and ledger, oldest first.
-type Spans = HashMap<(Oid, Oid), Vec<Span>>;
+/// What is known of a ledger.
+#[derive(Clone, Default)]
+struct Past {
+    /// Oldest first.
+    spans: Vec<Span>,
+    /// Leases that were released and not marked at the last shutdown.
+    released: HashSet<i64>,
+}
+
+/// By database and ledger.
+type Pasts = HashMap<(Oid, Oid), Past>;
 
 /// Read by the postmaster and inherited by every process.
-static KNOWN: OnceLock<Spans> = OnceLock::new();
+static KNOWN: OnceLock<Pasts> = OnceLock::new();
+
+fn past(ledger: Oid) -> Option<&'static Past> {
+    KNOWN.get()?.get(&(pg::database(), ledger))
+}
 
 /// Whether the lease of a token was over at a clean shutdown.
 pub fn was_over(ledger: Oid, token: i64) -> bool {
-    let spans = KNOWN
-        .get()
-        .and_then(|all| all.get(&(pg::database(), ledger)));
-    spans
-        .into_iter()
-        .flatten()
-        .any(|span| span.says_over(token))
+    past(ledger).is_some_and(|past| past.spans.iter().any(|span| span.says_over(token)))
+}
+
+/// Whether it is known from a clean shutdown that it was released.
+pub fn was_released(ledger: Oid, token: i64) -> bool {
+    past(ledger).is_some_and(|past| past.released.contains(&token))
 }
 
 impl Span {
@@ -73,66 +90,123 @@ pub fn at_shutdown() {
     if !table::is_ready() {
         return;
     }
-    let mut spans = KNOWN.get().cloned().unwrap_or_default();
+    let mut pasts = Pasts::new();
     for database in table::databases_at_shutdown() {
-        let entries = table::entries_at_shutdown(database.oid, database.ledger);
-        let now_us = pg::clock::now_us();
-        let is_live: HashMap<i64, bool> = entries
-            .iter()
-            .map(|entry| (entry.record.lease.token, entry.record.is_live(now_us)))
-            .collect();
-        let of_ledger = spans.entry((database.oid, database.ledger)).or_default();
-        for span in of_ledger.iter_mut() {
-            // what has not been looked at since the start may be live
-            span.live.retain(|token| is_live.get(token) != Some(&false));
-        }
-        if database.handed > database.floor {
-            let live = is_live.iter().filter(|(_, live)| **live);
-            of_ledger.push(Span {
-                from: database.floor,
-                to: database.handed,
-                live: live.map(|(token, _)| *token).collect(),
-            });
-        }
-        let surplus = of_ledger.len().saturating_sub(SPANS_MAX);
-        of_ledger.drain(..surplus);
+        let key = (database.oid, database.ledger);
+        let before = KNOWN.get().and_then(|all| all.get(&key)).cloned();
+        pasts.insert(key, ended(&database, before.unwrap_or_default()));
     }
+    let unused = KNOWN.get().into_iter().flatten();
+    let unused: Vec<_> = unused.filter(|(key, _)| !pasts.contains_key(key)).collect();
+    pasts.extend(
+        unused
+            .into_iter()
+            .take(UNUSED_MAX)
+            .map(|(key, past)| (*key, past.clone())),
+    );
     // losing it only delays the next grants
-    let _ = fs::write(NEW_FILE, text(&spans)).and_then(|()| fs::rename(NEW_FILE, FILE));
+    let _ = write(&text(&pasts));
 }
 
-/// A line a span: database, ledger, from, to, and the live tokens.
-fn text(all: &Spans) -> String {
-    let mut text = String::new();
-    for ((database, ledger), spans) in all {
-        for span in spans {
-            text.push_str(&format!("{database} {ledger} {} {}", span.from, span.to));
-            for token in &span.live {
-                text.push_str(&format!(" {token}"));
-            }
-            text.push('\n');
-        }
+/// What is known of a ledger, with the run of the server that ends now.
+fn ended(database: &table::Database, mut past: Past) -> Past {
+    let now_us = pg::clock::now_us();
+    let entries = table::entries_at_shutdown(database.oid, database.ledger);
+    let is_live: HashMap<i64, bool> = entries
+        .iter()
+        .map(|entry| (entry.record.lease.token, entry.record.is_live(now_us)))
+        .collect();
+    for span in &mut past.spans {
+        // what has not been looked at since the start may be live
+        span.live.retain(|token| is_live.get(token) != Some(&false));
     }
+    if database.handed > database.floor {
+        let live = is_live.iter().filter(|(_, live)| **live);
+        past.spans.push(Span {
+            from: database.floor,
+            to: database.handed,
+            live: live.map(|(token, _)| *token).collect(),
+        });
+    }
+    let surplus = past.spans.len().saturating_sub(SPANS_MAX);
+    past.spans.drain(..surplus);
+    let due = entries.iter().filter(|entry| entry.mark_due);
+    let due: HashSet<i64> = due.map(|entry| entry.record.lease.token).collect();
+    if past.released.len() > table::slots() {
+        past.released.clear();
+    }
+    past.released.extend(due);
+    past
+}
+
+/// The file is there whole, or as it was before.
+fn write(text: &str) -> io::Result<()> {
+    let mut file = File::create(NEW_FILE)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(NEW_FILE, FILE)?;
+    File::open("pg_stat")?.sync_all()
+}
+
+/// A line a span (database, ledger, from, to, the live tokens) or a ledger's released tokens, by its
+/// first word; at the end the hash of what stands before.
+fn text(all: &Pasts) -> String {
+    let mut text = String::new();
+    for ((database, ledger), past) in all {
+        for span in &past.spans {
+            text.push_str(&format!(
+                "span {database} {ledger} {} {}",
+                span.from, span.to
+            ));
+            push_numbers(&mut text, &span.live);
+        }
+        text.push_str(&format!("released {database} {ledger}"));
+        push_numbers(&mut text, &past.released);
+    }
+    text.push_str(&format!("{END}{:016x}\n", name::hash(text.as_bytes())));
     text
 }
 
-/// Lines that cannot be read are left out.
-fn parse(text: &str) -> Spans {
-    let mut all: Spans = HashMap::new();
-    for line in text.lines() {
-        let numbers: Option<Vec<i64>> = line.split(' ').map(|word| word.parse().ok()).collect();
-        let Some([database, ledger, from, to, live @ ..]) = numbers.as_deref() else {
-            continue;
-        };
-        if let (Ok(database), Ok(ledger)) = (Oid::try_from(*database), Oid::try_from(*ledger)) {
-            all.entry((database, ledger)).or_default().push(Span {
+fn push_numbers(text: &mut String, numbers: &HashSet<i64>) {
+    for number in numbers {
+        text.push_str(&format!(" {number}"));
+    }
+    text.push('\n');
+}
+
+const END: &str = "end ";
+
+/// Nothing, where the file is not whole.
+fn parse(text: &str) -> Pasts {
+    let body = text.rfind(END).and_then(|at| {
+        let (body, end) = text.split_at_checked(at)?;
+        let hash = format!("{END}{:016x}\n", name::hash(body.as_bytes()));
+        (end == hash).then_some(body)
+    });
+    body.and_then(parse_lines).unwrap_or_default()
+}
+
+fn parse_lines(body: &str) -> Option<Pasts> {
+    let mut all = Pasts::new();
+    for line in body.lines() {
+        let (kind, numbers) = line.split_once(' ')?;
+        let numbers: Option<Vec<i64>> = numbers.split(' ').map(|word| word.parse().ok()).collect();
+        let numbers = numbers?;
+        let (database, rest) = numbers.split_first()?;
+        let (ledger, rest) = rest.split_first()?;
+        let key = (Oid::try_from(*database).ok()?, Oid::try_from(*ledger).ok()?);
+        let past = all.entry(key).or_default();
+        match (kind, rest) {
+            ("span", [from, to, live @ ..]) => past.spans.push(Span {
                 from: *from,
                 to: *to,
                 live: live.iter().copied().collect(),
-            });
+            }),
+            ("released", released) => past.released.extend(released),
+            _ => return None,
         }
     }
-    all
+    Some(all)
 }
 
 /// A worker begins with a database: what is wanted from here on, it will see.

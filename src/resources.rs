@@ -135,7 +135,9 @@ pub fn recovered(row: &Row, database: &Database) -> Entry {
     } else {
         Standing::Trusted
     };
-    entry_of(row, standing, table::writable_since(pg::clock::now_us()))
+    let released = row.released || marks::was_released(ledger, row.token);
+    let writable_us = table::writable_since(pg::clock::now_us());
+    entry_of(row, standing, released, writable_us)
 }
 
 /// What a ledger row means on a standby: the primary's clock is not known, so its lease runs until
@@ -146,14 +148,14 @@ pub fn replicated(row: &Row) -> Entry {
     } else {
         Standing::Lost
     };
-    entry_of(row, standing, pg::clock::now_us())
+    entry_of(row, standing, row.released, pg::clock::now_us())
 }
 
-fn entry_of(row: &Row, standing: Standing, writable_us: i64) -> Entry {
+fn entry_of(row: &Row, standing: Standing, released: bool, writable_us: i64) -> Entry {
     let remembered = Remembered {
         token: row.token,
         ttl_us: row.ttl_us,
-        released: row.released,
+        released,
         standing,
     };
     let holding = Holding {
