@@ -22,6 +22,8 @@ const PASSED: usize = 1500;
 struct Race {
     /// The last token that a taker was told.
     token: AtomicI64,
+    /// How often a writer has begun to present one.
+    tries: AtomicUsize,
     passed: AtomicUsize,
     refused: AtomicUsize,
     over: AtomicBool,
@@ -33,6 +35,7 @@ fn passed_fence_sees_no_newer_token() {
     let db = Db::new();
     let race = Race {
         token: AtomicI64::new(db.session().acquire_expired("r")),
+        tries: AtomicUsize::new(0),
         passed: AtomicUsize::new(0),
         refused: AtomicUsize::new(0),
         over: AtomicBool::new(false),
@@ -68,6 +71,12 @@ fn take_on_and_on(mut session: Session, race: &Race) {
         let sql = "SELECT acquire_lease('r', ttl => '1 microsecond')";
         if let Some(token) = session.text(sql).and_then(|text| text.parse().ok()) {
             race.token.fetch_max(token, Ordering::Relaxed);
+            // let a writer come to know it, and go on while he presents it
+            let tries = race.tries.load(Ordering::Relaxed);
+            while race.tries.load(Ordering::Relaxed) == tries && !race.over.load(Ordering::Relaxed)
+            {
+                thread::yield_now();
+            }
         }
     }
 }
@@ -77,6 +86,7 @@ fn fence_on_and_on(mut session: Session, race: &Race) -> Vec<(i64, i64)> {
     let mut newer = Vec::new();
     while race.passed.load(Ordering::Relaxed) < PASSED {
         let own = race.token.load(Ordering::Relaxed);
+        race.tries.fetch_add(1, Ordering::Relaxed);
         let sql =
             format!("BEGIN; SELECT fence('r', {own}); SELECT token FROM lease_info('r'); COMMIT");
         match session.try_text(&sql) {
