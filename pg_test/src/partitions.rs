@@ -5,6 +5,9 @@ use crate::cluster::Db;
 use crate::session::Session;
 
 crate::tests![
+    trigger_behind_the_fence_is_noticed,
+    table_is_fenced_again_and_again_in_one_statement,
+    own_tables_are_not_fenced,
     partition_has_no_fence_of_its_own,
     move_under_a_fence_and_a_column,
     move_under_a_column_alone_needs_one_good_for_both,
@@ -187,4 +190,43 @@ fn move_does_not_cover_other_deletes() {
         ),
         "LH003",
     );
+}
+
+/// A trigger that fires after the fence could move a row to another resource.
+fn trigger_behind_the_fence_is_noticed() {
+    let db = Db::new();
+    let mut s = db.session();
+    s.exec(
+        "CREATE TABLE t (id int); SELECT fence_table('t', 't:{id}');
+         CREATE FUNCTION elsewhere() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.id = 2; RETURN new; END';
+         CREATE TRIGGER \"\u{e4}nderung\" BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION elsewhere()",
+    );
+    let token = s.acquire("t:1");
+    s.exec(&format!("SET leasehold.token = '{token}'"));
+    db.refused(&mut s, "INSERT INTO t VALUES (1)", "55000")
+        .hints_at("fence_table");
+    // behind it again, the fence sees where the row goes
+    s.exec("SELECT fence_table('t', 't:{id}')");
+    db.refused(&mut s, "INSERT INTO t VALUES (1)", "LH002");
+    s.exec("DROP TRIGGER \"\u{e4}nderung\" ON t; INSERT INTO t VALUES (1)");
+}
+
+fn table_is_fenced_again_and_again_in_one_statement() {
+    let db = Db::new();
+    let mut s = db.session();
+    s.exec("CREATE TABLE t (id int); SELECT fence_table('t', 't:{id}') FROM generate_series(1, 5)");
+    let triggers: i64 = s.one("SELECT count(*) FROM pg_trigger WHERE tgrelid = 't'::regclass");
+    assert_eq!(triggers, 2);
+    db.refused(&mut s, "INSERT INTO t VALUES (1)", "LH003");
+}
+
+fn own_tables_are_not_fenced() {
+    let db = Db::new();
+    let mut s = db.session();
+    db.refused(
+        &mut s,
+        "SELECT fence_table('leasehold.ledger', 'x')",
+        "42809",
+    );
+    assert!(s.try_acquire("x").is_some());
 }
