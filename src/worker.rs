@@ -12,8 +12,8 @@ use crate::pg::hooks::{Marker, wait};
 use crate::pg::{self, Oid};
 use crate::table;
 
-/// How long marks are left to gather, and until it tries again where no worker slot is free. What is granted
-/// again meanwhile needs no mark: at one second they took a tenth of a machine that cycles on 16,000 resources.
+/// How long marks are left to gather, and until it tries again where no worker slot is free. What is
+/// granted again meanwhile needs no mark, and a mark costs about what a grant writes.
 const GATHER: Duration = Duration::from_secs(5);
 
 /// Until the server ends it.
