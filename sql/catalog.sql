@@ -6,28 +6,43 @@
 CREATE SCHEMA leasehold;
 GRANT USAGE ON SCHEMA leasehold TO PUBLIC;
 
--- One row per resource: its T_max and its last durable lease. Written by grants, never by hand.
--- The fill factor leaves room for new versions of a row in its page (HOT updates). No CHECK constraints:
--- PostgreSQL parses their expressions anew for each statement, which is a tenth of what a grant costs.
+-- One row per resource: its T_max and its last durable lease. Written by grants, never by hand: in place, so
+-- the column "holder" is padded to the same size in every row. No index but the primary key, and no CHECK
+-- constraint: what is written in place is seen by neither.
 CREATE TABLE leasehold.ledger (
-    resource   text COLLATE "C" PRIMARY KEY,
-    token      bigint NOT NULL,
-    ttl_us     bigint NOT NULL,
-    released   boolean NOT NULL,
-    system     bigint NOT NULL,
-    database   oid NOT NULL,
-    holder     text NOT NULL,
-    role       oid NOT NULL,
-    granted_at timestamptz NOT NULL
-) WITH (fillfactor = 50);
+    resource     text COLLATE "C" PRIMARY KEY,
+    token        bigint NOT NULL,
+    ttl_us       bigint NOT NULL,
+    system       bigint NOT NULL,
+    granted_at   timestamptz NOT NULL,
+    database     oid NOT NULL,
+    role         oid NOT NULL,
+    holder_bytes smallint NOT NULL,
+    released     boolean NOT NULL,
+    holder       text NOT NULL
+);
 
 COMMENT ON TABLE leasehold.ledger IS 'durable: one row per resource, its highest token and its last lease';
 COMMENT ON COLUMN leasehold.ledger.token IS 'T_max: the highest token granted for the resource';
 COMMENT ON COLUMN leasehold.ledger.ttl_us IS 'longest TTL of that lease, microseconds';
+COMMENT ON COLUMN leasehold.ledger.holder IS 'its first holder_bytes bytes are the label';
 COMMENT ON COLUMN leasehold.ledger.system IS 'system identifier of the cluster that granted it';
 COMMENT ON COLUMN leasehold.ledger.database IS 'database that granted it';
 
 CREATE SEQUENCE leasehold.token_seq AS bigint NO CYCLE;
+
+-- Numbers that must be durable at once, whatever becomes of the transaction that raises them. They are about
+-- this server, so they do not go into a dump.
+CREATE SEQUENCE leasehold.epoch_base AS bigint MINVALUE 0 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.epoch_base IS 'the epoch of the tokens of timeline 1; each promotion adds one';
+CREATE SEQUENCE leasehold.epoch_system AS bigint MINVALUE -9223372036854775808 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.epoch_system IS 'system identifier of the cluster that epoch_base is about';
+CREATE SEQUENCE leasehold.lost_up_to AS bigint MINVALUE 0 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.lost_up_to IS 'leases of tokens up to this one were lost with a promotion, or came with a dump';
+CREATE SEQUENCE leasehold.longest_ttl AS bigint MINVALUE 0 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.longest_ttl IS 'longest TTL ever granted in the ledger, microseconds: so long nothing is granted after a lossy promotion';
+CREATE SEQUENCE leasehold.memory_ttl AS bigint MINVALUE 0 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.memory_ttl IS 'longest TTL ever granted in memory, microseconds: so long nothing is granted after a restart';
 
 -- The T_max of a resource and the position of the tokens go into a dump.
 SELECT pg_catalog.pg_extension_config_dump('leasehold.ledger', '');
@@ -37,19 +52,19 @@ CREATE FUNCTION leasehold.home(OUT system bigint, OUT database oid, OUT timeline
 RETURNS SETOF record LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'leasehold_home';
 REVOKE ALL ON FUNCTION leasehold.home() FROM PUBLIC;
 
--- The server that wrote the ledger: tells a restart from a promotion and from a copy. Not dumped: a
--- restored dump has a row of its own, from its CREATE EXTENSION.
-CREATE TABLE leasehold.server (
-    single     boolean PRIMARY KEY DEFAULT true CHECK (single),
-    system     bigint NOT NULL,
-    database   oid NOT NULL,
-    timeline   bigint NOT NULL,
-    lost_up_to bigint NOT NULL DEFAULT 0
-) WITH (fillfactor = 50);
+-- The server that writes the ledger: tells a restart from a promotion and from a copy. A restored dump has the
+-- numbers of its CREATE EXTENSION.
+CREATE SEQUENCE leasehold.home_system AS bigint MINVALUE -9223372036854775808 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.home_system IS 'system identifier of the cluster that writes the ledger';
+CREATE SEQUENCE leasehold.home_database AS bigint MINVALUE 0 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.home_database IS 'the database in which it is written';
+CREATE SEQUENCE leasehold.home_timeline AS bigint MINVALUE 0 NO CYCLE;
+COMMENT ON SEQUENCE leasehold.home_timeline IS 'the timeline on which it is written';
 
-COMMENT ON COLUMN leasehold.server.lost_up_to IS 'leases of tokens up to this one were lost with a promotion';
-
-INSERT INTO leasehold.server (system, database, timeline) SELECT system, database, timeline FROM leasehold.home();
+SELECT pg_catalog.setval('leasehold.home_system', system),
+       pg_catalog.setval('leasehold.home_database', database::bigint),
+       pg_catalog.setval('leasehold.home_timeline', timeline)
+  FROM leasehold.home();
 
 CREATE FUNCTION acquire_lease(resource text, holder text DEFAULT NULL, ttl interval DEFAULT NULL)
 RETURNS bigint LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'leasehold_acquire_lease';

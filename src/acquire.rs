@@ -1,14 +1,16 @@
 //! Acquiring: from a free resource to a lease that comes with the commit.
 
-use leasehold_core::name::default_holder;
+use std::cell::{Cell, RefCell};
+
+use leasehold_core::name::{HOLDER_BYTES_MAX, default_holder};
 use leasehold_core::record::Begin;
 
 use crate::errors::{Answer, Refusal, code};
 use crate::ledger::{self, NewRow};
 use crate::resources::{self, Resource};
-use crate::table::{self, Bytes, Database, Holding};
+use crate::table::{self, Bytes, Database, Entry, Holding};
 use crate::xact::{self, Checked};
-use crate::{errors, fence, pg, tokens};
+use crate::{drain, errors, fence, pg, tokens};
 
 /// A request, with its arguments checked.
 pub struct Request {
@@ -18,89 +20,141 @@ pub struct Request {
     pub holder: Option<Vec<u8>>,
     /// For how long.
     pub ttl_us: i64,
+    /// In the ledger, or in memory only.
+    pub durable: bool,
 }
 
 /// The token, or None where the resource is held, being granted, or not drained yet.
 pub fn acquire(request: &Request) -> Answer<Option<i64>> {
     let resource = &request.resource;
     // the common refusal first: it takes a shared lock and nothing else
-    if table::read(resource.key(), |entry| {
-        entry.record.is_live(pg::clock::now_us())
-    }) == Some(true)
-    {
+    let is_live = |entry: &Entry| entry.record.is_live(pg::clock::now_us());
+    let mut known = table::read(resource.key(), is_live);
+    if known == Some(true) {
         return Ok(None);
     }
-    let database = resources::database(resource.ledger)?;
-    if pg::clock::now_us() < database.lossy_until_us {
+    let mut database = resources::database(resource.ledger)?;
+    if pg::clock::now_us() < database.grace_until_us {
         return Ok(None);
     }
-    let begun = loop {
-        if resource
-            .open(&database)?
-            .record
-            .is_live(pg::clock::now_us())
-        {
+    let over_us = loop {
+        if known.is_none() && is_live(&resource.open(&database)?) {
             return Ok(None);
         }
-        tokens::ensure(resource.ledger)?;
-        // None: the entry was reclaimed in between, by others that need room
-        if let Some(begun) = begin(request) {
-            break begun;
+        if database.block.is_empty() {
+            tokens::ensure(resource.ledger)?;
+            database = resources::database(resource.ledger)?;
+        }
+        match begin(request) {
+            Some((Begin::Begun, over_us)) => break over_us,
+            Some((Begin::InProgress, _)) if end_overdue(resource)? => {}
+            Some(_) => return Ok(None),
+            // the entry was reclaimed in between, by others that need room
+            None => known = None,
         }
     };
-    if begun != Begin::Begun {
-        return Ok(None);
-    }
-    let Some(granted) = take_over(request)? else {
+    let Some(granted) = take_over(request, over_us)? else {
         return Ok(None);
     };
-    make_durable(request, &granted, &database)?;
+    if !database.is_home {
+        tokens::move_in(&database)?;
+    }
+    if request.durable {
+        tokens::note_ttl(&database, request.ttl_us)?;
+        make_durable(request, &granted)?;
+        xact::grant_needs_the_disk();
+    } else {
+        write_for_memory(request, &granted, &database)?;
+    }
     if pg::snapshot_is_fixed() {
         xact::grant_stands_alone();
     }
     Ok(Some(granted.token))
 }
 
+/// A lease in memory writes nothing of its own. But what a server that is started next must know of it has to be
+/// there, and kept, before it counts.
+fn write_for_memory(request: &Request, granted: &Granted, database: &Database) -> Answer<()> {
+    let resource = &request.resource;
+    if granted.row_open {
+        // a server that is started next would believe in the older lease that the ledger knows
+        ledger::mark_released(resource.ledger, &resource.name, granted.token)?;
+        tokens::note_marked(pg::database(), resource.ledger, pg::own_wal());
+        xact::closed_row(resource, granted.token);
+    }
+    let is_known = database.is_home && request.ttl_us <= database.memory_ttl_us;
+    if !is_known || granted.row_open || !pg::wal_is_kept(granted.marked_lsn) {
+        tokens::raise_memory_ttl(resource.ledger, request.ttl_us)?;
+        xact::grant_needs_the_disk();
+    }
+    Ok(())
+}
+
 /// Puts the grant in progress, so that nobody else begins one; noted first, so that an error undoes
-/// it. Whatever the outcome, a lease that is over is closed to further transactions.
-fn begin(request: &Request) -> Option<Begin> {
+/// it. Whatever the outcome, a lease that is over is closed to further transactions. With it, since when
+/// the last lease is over.
+fn begin(request: &Request) -> Option<(Begin, i64)> {
     let resource = &request.resource;
     xact::prepare_grant();
     let noted = resource.clone();
     let (owner, now_us) = (xact::owner(), pg::clock::now_us());
-    let begun = table::change(resource.key(), |entry| entry.record.begin(owner, now_us));
-    if begun == Some(Begin::Begun) {
+    let begun = table::change(resource.key(), |entry| {
+        let over_us = entry.record.over_since_us(now_us).unwrap_or(now_us);
+        (entry.record.begin(owner, now_us), over_us)
+    });
+    if matches!(begun, Some((Begin::Begun, _))) {
         xact::grant_begun(noted);
     }
     begun
 }
 
+/// Whether a grant in progress was one whose transaction is open for longer than its lease, and is gone now.
+fn end_overdue(resource: &Resource) -> Answer<bool> {
+    let now_us = pg::clock::now_us();
+    let overdue = table::change(resource.key(), |entry| entry.record.want_overdue(now_us));
+    match overdue.flatten() {
+        Some((owner, _)) if owner == xact::owner() => Ok(false),
+        Some((owner, over_us)) => drain::drain_grant(resource, owner, over_us),
+        None => Ok(false),
+    }
+}
+
 struct Granted {
     token: i64,
-    /// The worker may be marking the last lease as released.
-    marked_now: bool,
+    /// The ledger has a row of an older lease that is not marked released.
+    row_open: bool,
+    /// So far the WAL must be kept for a lease in memory to rely on a row that is marked, or gone.
+    marked_lsn: u64,
     holding: Holding,
 }
 
 /// Drains: takes the fence for the moment in which the grant is recorded, and stays inside it.
-fn take_over(request: &Request) -> Answer<Option<Granted>> {
+fn take_over(request: &Request, over_us: i64) -> Answer<Option<Granted>> {
     let resource = &request.resource;
     // this transaction may itself have written under an older token
     let own_old = xact::checked(resource.hash, &resource.name, |_| ()).is_some();
-    if own_old || !pg::heavy::try_exclude_fence(resource.hash) {
+    if own_old || !drain::drain(resource, over_us)? {
         table::change(resource.key(), |entry| entry.record.abort(xact::owner()));
         xact::grant_abandoned();
         return Ok(None);
     }
-    pg::heavy::share_fence(resource.hash);
+    // in a lone statement the exclusive lock stays: the transaction ends at once, and until then nobody but
+    // it may use the token anyhow
+    let is_lone = !pg::more_may_follow();
+    pg::sessions::open();
+    if !is_lone {
+        pg::heavy::share_fence(resource.hash);
+    }
     let holding = holding(request);
-    let (token, marked_now) = loop {
+    let (token, row_open, marked_lsn) = loop {
         if let Some(recorded) = record(request, &holding)? {
             break recorded;
         }
         tokens::ensure(resource.ledger)?;
     };
-    pg::heavy::readmit_fence(resource.hash);
+    if !is_lone {
+        pg::heavy::readmit_fence(resource.hash);
+    }
     xact::grant_recorded(token);
     xact::note_checked(
         resource.hash,
@@ -115,25 +169,30 @@ fn take_over(request: &Request) -> Answer<Option<Granted>> {
     );
     Ok(Some(Granted {
         token,
-        marked_now,
+        row_open,
+        marked_lsn,
         holding,
     }))
 }
 
 /// Records the grant under the next token, or None when the block of tokens is used up.
-fn record(request: &Request, holding: &Holding) -> Answer<Option<(i64, bool)>> {
+fn record(request: &Request, holding: &Holding) -> Answer<Option<(i64, bool, u64)>> {
     let resource = &request.resource;
     let owner = xact::owner();
     let recorded = table::change(resource.key(), |entry| {
-        let Some(token) = tokens::take(resource.ledger) else {
+        let Some((token, marked_lsn)) = tokens::take(resource.ledger) else {
             return Ok(None);
         };
         let now_us = pg::clock::now_us();
-        if !entry.record.grant(owner, token, request.ttl_us, now_us) {
+        let row_open = entry.record.row_open;
+        if !entry
+            .record
+            .grant(owner, token, request.ttl_us, request.durable, now_us)
+        {
             return Err((token, entry.record.t_max));
         }
         entry.holding = *holding;
-        Ok(Some((token, entry.is_being_marked)))
+        Ok(Some((token, row_open, marked_lsn)))
     });
     match recorded {
         Some(Ok(recorded)) => Ok(recorded),
@@ -146,11 +205,7 @@ fn holding(request: &Request) -> Holding {
     let pid = pg::pid();
     let label = match &request.holder {
         Some(label) => Bytes::new(label),
-        None => {
-            let user = pg::role_name(pg::session_user());
-            let label = default_holder(&user, &pg::application_name(), pid);
-            Bytes::new(&pg::encoding::to_server(&label))
-        }
+        None => own_label(pid),
     };
     Holding {
         holder: label,
@@ -158,11 +213,55 @@ fn holding(request: &Request) -> Holding {
         pid,
         granted_at: pg::wall_clock(),
         renewed_at: 0,
-        granted_by: pg::transaction_number(),
+        granted_by: if request.durable {
+            pg::transaction_number()
+        } else {
+            0
+        },
+        // read after the fence was had: the earlier holders' transactions are all counted
+        granted_after: if request.durable {
+            0
+        } else {
+            pg::ended_transactions()
+        },
     }
 }
 
-fn make_durable(request: &Request, granted: &Granted, database: &Database) -> Answer<()> {
+thread_local! {
+    /// The default label, and what it was made of: session user and application_name.
+    static LABEL: RefCell<Option<(pg::Oid, Vec<u8>, Bytes<HOLDER_BYTES_MAX>)>> = const { RefCell::new(None) };
+    static ROLES_CHANGED: Cell<bool> = const { Cell::new(true) };
+}
+
+/// A role may have another name. Neither raises nor allocates.
+pub fn role_changed() {
+    ROLES_CHANGED.set(true);
+}
+
+/// The label of who does not bring one.
+fn own_label(pid: i32) -> Bytes<HOLDER_BYTES_MAX> {
+    let session_user = pg::session_user();
+    let known = LABEL.with_borrow(|label| match label {
+        Some((user, application, label))
+            if *user == session_user && pg::application_name_is(application) =>
+        {
+            Some(*label)
+        }
+        _ => None,
+    });
+    if let Some(label) = known.filter(|_| !ROLES_CHANGED.get()) {
+        return label;
+    }
+    pg::hooks::watch_catalogs();
+    ROLES_CHANGED.set(false);
+    let user = pg::role_name(session_user);
+    let label = default_holder(&user, &pg::application_name(), pid);
+    let label = Bytes::new(&pg::encoding::to_server(&label));
+    LABEL.set(Some((session_user, pg::raw_application_name(), label)));
+    label
+}
+
+fn make_durable(request: &Request, granted: &Granted) -> Answer<()> {
     let resource = &request.resource;
     let written = ledger::write(
         resource.ledger,
@@ -174,16 +273,9 @@ fn make_durable(request: &Request, granted: &Granted, database: &Database) -> An
             role: granted.holding.role,
             granted_at: granted.holding.granted_at,
         },
-        granted.marked_now,
     )?;
     if !written {
         return Err(token_behind(resource, granted.token, i64::MAX));
-    }
-    if !database.is_home {
-        let lost_up_to = if database.promoted { database.floor } else { 0 };
-        if ledger::move_in(resource.ledger, lost_up_to)? {
-            xact::moved_in(resource.ledger);
-        }
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The SQL functions: they check arguments and context, call, and shape the answer.
 
 use leasehold_core::name;
-use leasehold_core::record::{End, Release, State};
+use leasehold_core::record::{End, Lasting, Release, State};
 use leasehold_core::ttl::{self, TtlError};
 
 use crate::acquire::{self, Request};
@@ -11,7 +11,7 @@ use crate::pg::fmgr::{Call, Value};
 use crate::pg::srf::{Field, Rows};
 use crate::resources::{self, Resource};
 use crate::table::{self, Database, Entry};
-use crate::{ledger, pg, settings, sql_function, xact};
+use crate::{ledger, pg, settings, sql_function, tokens, xact};
 
 sql_function!(
     leasehold_acquire_lease,
@@ -75,6 +75,7 @@ fn acquire_lease(call: &Call) -> Answer<Value> {
         resource: Resource::named(call.bytes(0))?,
         holder: checked_holder(call.bytes(1))?,
         ttl_us: checked_ttl(call.interval(2))?,
+        durable: settings::is_durable(),
     };
     acquire::check_context()?;
     let token = acquire::acquire(&request)?;
@@ -135,13 +136,10 @@ fn renew_lease(call: &Call) -> Answer<Value> {
         return Ok(Value::Bool(false));
     };
     let owner = xact::owner();
-    let Some(durable_us) = entry
-        .record
-        .durable_ttl_us(owner, token, pg::clock::now_us())
-    else {
+    let Some(lasting) = entry.record.lasting(owner, token, pg::clock::now_us()) else {
         return Ok(Value::Bool(false));
     };
-    if ttl_us > durable_us && !lengthen(&resource, token, ttl_us)? {
+    if !remember(&resource, token, ttl_us, lasting)? {
         return Ok(Value::Bool(false));
     }
     let wall_clock = pg::wall_clock();
@@ -157,45 +155,35 @@ fn renew_lease(call: &Call) -> Answer<Value> {
     Ok(Value::Bool(renewed.unwrap_or(false)))
 }
 
-/// Makes a TTL that is longer than the ledger knows durable before it counts. The fence is locked
-/// first: as long as this transaction is open it locks the row, and a taker must find that out from
-/// the fence instead of waiting for the row.
-fn lengthen(resource: &Resource, token: i64, ttl_us: i64) -> Answer<bool> {
+/// Makes a TTL that is longer than the ledger knows durable before it counts: of this lease, or of all
+/// that are in memory. False where the lease is over.
+fn remember(resource: &Resource, token: i64, ttl_us: i64, lasting: Lasting) -> Answer<bool> {
+    let is_known = if lasting.durable {
+        ttl_us <= lasting.ttl_us
+    } else {
+        ttl_us <= resources::database(resource.ledger)?.memory_ttl_us
+    };
+    if is_known {
+        return Ok(true);
+    }
     if pg::read_only_transaction() {
         return Err(errors::read_only(
             "renew_lease()",
             "The ttl is longer than the ledger knows, so it would have to be written there.",
         ));
     }
-    pg::heavy::share_fence(resource.hash);
-    let still = table::read(resource.key(), |entry| {
-        entry
-            .record
-            .durable_ttl_us(xact::owner(), token, pg::clock::now_us())
-            .is_some()
-    });
-    if still != Some(true) {
-        return Ok(false);
+    if lasting.durable {
+        tokens::note_ttl(&resources::database(resource.ledger)?, ttl_us)?;
+        // false where a taker has overwritten the row meanwhile
+        let is_written = ledger::lengthen(resource.ledger, &resource.name, token, ttl_us)?;
+        if is_written {
+            xact::lengthened(resource, token, ttl_us);
+        }
+        return Ok(is_written);
     }
-    if !ledger::lengthen(resource.ledger, &resource.name, token, ttl_us)? {
-        return Err(busy_lease(resource, token));
-    }
+    tokens::raise_memory_ttl(resource.ledger, ttl_us)?;
     xact::lengthened(resource, token, ttl_us);
     Ok(true)
-}
-
-fn busy_lease(resource: &Resource, token: i64) -> Refusal {
-    Refusal::new(
-        code::LOCK_NOT_AVAILABLE,
-        format!(
-            "the lease on resource \"{}\" is being lengthened by another transaction",
-            resource.shown()
-        ),
-    )
-    .detail(format!(
-        "A ttl that is longer than the lease of token {token} ever had is written to the ledger, where another transaction has its row."
-    ))
-    .hint("Renew with the ttl that the lease was acquired with, which needs no ledger, or wait for that transaction.")
 }
 
 /// The entry of a resource, if it is in the table (or can be) and `token` is its last one. 42501 when
@@ -293,15 +281,14 @@ fn lease_info(call: &Call) -> Answer<Value> {
     let database = primary_database(resource.ledger)?;
     let found = resource.peek(database.as_ref())?;
     let mut rows = Rows::start(call);
-    match found {
-        None => push_lease(&mut rows, &resource.name, resource.hash, None),
-        Some((entry, in_ledger)) => push_lease(
-            &mut rows,
-            &resource.name,
-            resource.hash,
-            Some((&entry, in_ledger)),
-        ),
-    }
+    let found = found.as_ref().map(|(entry, _)| entry);
+    push_lease(
+        &mut rows,
+        &resource.name,
+        resource.hash,
+        found,
+        database.as_ref(),
+    );
     Ok(Value::Void)
 }
 
@@ -323,7 +310,8 @@ fn all_leases(call: &Call) -> Answer<Value> {
     for (name, entry) in &shared {
         if entry.record.state(now_us) != State::Free {
             let hash = name::hash(name.as_slice());
-            push_lease(&mut rows, name.as_slice(), hash, Some((entry, false)));
+            let name = name.as_slice();
+            push_lease(&mut rows, name, hash, Some(entry), database.as_ref());
         }
     }
     for (name, row) in durable
@@ -337,7 +325,8 @@ fn all_leases(call: &Call) -> Answer<Value> {
             None => resources::replicated(row),
         };
         if entry.record.state(now_us) != State::Free {
-            push_lease(&mut rows, name, name::hash(name), Some((&entry, true)));
+            let hash = name::hash(name);
+            push_lease(&mut rows, name, hash, Some(&entry), database.as_ref());
         }
     }
     Ok(Value::Void)
@@ -352,24 +341,30 @@ fn primary_database(ledger: pg::Oid) -> Answer<Option<Database>> {
 }
 
 /// resource, token, holder, state, ttl, remaining, granted_at, renewed_at, role, pid, durable, writers
-fn push_lease(rows: &mut Rows, name: &[u8], hash: u64, found: Option<(&Entry, bool)>) {
+fn push_lease(
+    rows: &mut Rows,
+    name: &[u8],
+    hash: u64,
+    found: Option<&Entry>,
+    database: Option<&Database>,
+) {
     let now_us = pg::clock::now_us();
-    let writers = if pg::in_recovery() {
-        0
-    } else {
-        pg::heavy::writers(hash)
-    };
-    let state = found.map_or(State::Free, |(entry, _)| entry.record.state(now_us));
-    let Some((entry, in_ledger)) = found.filter(|_| state != State::Free) else {
-        let contested = found.is_some_and(|(entry, _)| entry.record.contested);
-        let free = state_name(State::Free, false, contested, writers);
+    let writers = database.map_or(0, |_| pg::heavy::writers(hash));
+    let state = found.map_or(State::Free, |entry| entry.record.state(now_us));
+    let grace_us = database.map_or(0, |database| database.grace_until_us.saturating_sub(now_us));
+    let shown = shown_state(state, found, grace_us, writers);
+    let Some(entry) = found.filter(|_| state != State::Free) else {
         rows.push(&[
             Field::Text(name),
             Field::Null,
             Field::Null,
-            Field::Text(free.as_bytes()),
+            Field::Text(shown.as_bytes()),
             Field::Null,
-            Field::Null,
+            if grace_us > 0 {
+                Field::Interval(grace_us)
+            } else {
+                Field::Null
+            },
             Field::Null,
             Field::Null,
             Field::Null,
@@ -380,19 +375,21 @@ fn push_lease(rows: &mut Rows, name: &[u8], hash: u64, found: Option<(&Entry, bo
         return;
     };
     let record = &entry.record;
-    let (ttl_us, deadline_us) = if record.grant.token != 0 {
-        (record.grant.ttl_us, record.grant.deadline_us)
+    let (ttl_us, deadline_us, durable) = if record.grant.token != 0 {
+        let grant = &record.grant;
+        (grant.ttl_us, grant.deadline_us, grant.durable)
     } else {
-        (record.lease.ttl_us, record.lease.deadline_us)
+        let lease = &record.lease;
+        (lease.ttl_us, lease.deadline_us, lease.durable)
     };
     let holding = &entry.holding;
     rows.push(&[
         Field::Text(name),
         Field::I64(record.t_max),
         Field::Text(holding.holder.as_slice()),
-        Field::Text(state_name(state, in_ledger, record.contested, writers).as_bytes()),
+        Field::Text(shown.as_bytes()),
         Field::Interval(ttl_us),
-        Field::Interval(deadline_us.saturating_sub(now_us).max(0)),
+        Field::Interval(deadline_us.saturating_sub(now_us).max(grace_us).max(0)),
         Field::Timestamp(holding.granted_at),
         optional(holding.renewed_at, Field::Timestamp),
         Field::Oid(holding.role),
@@ -401,7 +398,7 @@ fn push_lease(rows: &mut Rows, name: &[u8], hash: u64, found: Option<(&Entry, bo
         } else {
             Field::I32(holding.pid)
         },
-        Field::Bool(true),
+        Field::Bool(durable),
         Field::I32(writers),
     ]);
 }
@@ -414,11 +411,19 @@ fn optional<'a>(value: i64, field: fn(i64) -> Field<'a>) -> Field<'a> {
     }
 }
 
-fn state_name(state: State, in_ledger: bool, contested: bool, writers: i32) -> &'static str {
+/// The state as it is called in SQL. `grace_us`: so long nothing is granted, for leases that the server does not
+/// know may still be believed in.
+fn shown_state(state: State, found: Option<&Entry>, grace_us: i64, writers: i32) -> &'static str {
+    let is_wanted = found.is_some_and(|entry| entry.record.contested);
+    let is_unseen = found.is_some_and(|entry| {
+        let lease = &entry.record.lease;
+        lease.recovered && lease.token == entry.record.t_max && entry.holding.renewed_at == 0
+    });
     match state {
-        State::Held if in_ledger => "recovering",
+        State::Held if is_unseen => "recovering",
         State::Held => "held",
-        _ if contested && writers > 0 => "draining",
+        _ if is_wanted && writers > 0 => "draining",
+        _ if grace_us > 0 => "recovering",
         State::Free => "free",
         State::Expired => "expired",
     }

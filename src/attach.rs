@@ -43,6 +43,9 @@ struct Table {
 /// fence_table(target regclass, resource text, token_column name, strict boolean) RETURNS void
 fn fence_table(call: &Call) -> Answer<Value> {
     api::check_preloaded()?;
+    if pg::in_recovery() {
+        return Err(errors::on_standby("fence_table()"));
+    }
     let target = call.oid(0).ok_or_else(|| errors::null_argument("target"))?;
     let resource = call
         .bytes(1)
@@ -72,6 +75,9 @@ fn fence_table(call: &Call) -> Answer<Value> {
 /// unfence_table(target regclass) RETURNS void
 fn unfence_table(call: &Call) -> Answer<Value> {
     api::check_preloaded()?;
+    if pg::in_recovery() {
+        return Err(errors::on_standby("unfence_table()"));
+    }
     let target = call.oid(0).ok_or_else(|| errors::null_argument("target"))?;
     let tables = tables_below(target)?;
     refuse_partition(target, &tables)?;

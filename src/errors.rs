@@ -31,8 +31,9 @@ pub mod code {
     pub const WRONG_OBJECT_TYPE: &str = "42809";
     pub const LIMIT_EXCEEDED: &str = "54000";
     pub const INVALID_TRANSACTION_STATE: &str = "25000";
-    pub const LOCK_NOT_AVAILABLE: &str = "55P03";
     pub const NOT_IN_PREREQUISITE_STATE: &str = "55000";
+    pub const QUERY_CANCELED: &str = "57014";
+    pub const ADMIN_SHUTDOWN: &str = "57P01";
     pub const INTERNAL: &str = "XX000";
 }
 
@@ -47,6 +48,8 @@ pub struct Refusal {
     pub detail: Option<String>,
     /// Sentences with the next step.
     pub hint: Option<String>,
+    /// It ends the session.
+    pub is_fatal: bool,
 }
 
 /// A value, or a refusal.
@@ -59,7 +62,13 @@ impl Refusal {
             message: message.into(),
             detail: None,
             hint: None,
+            is_fatal: false,
         }
+    }
+
+    pub fn fatal(mut self) -> Refusal {
+        self.is_fatal = true;
+        self
     }
 
     pub fn detail(mut self, detail: impl Into<String>) -> Refusal {

@@ -86,7 +86,7 @@ fn judge(
     let verdict = record.verdict(
         presented.tokens,
         xact::owner(),
-        database.floor,
+        database.stale_floor(),
         presented.strict,
         now_us,
     );
@@ -114,7 +114,7 @@ pub fn would_pass(resource: &Resource, database: &Database, token: i64) -> Answe
     let verdict = entry.record.verdict(
         &[token],
         xact::owner(),
-        database.floor,
+        database.stale_floor(),
         false,
         pg::clock::now_us(),
     );
@@ -124,7 +124,13 @@ pub fn would_pass(resource: &Resource, database: &Database, token: i64) -> Answe
 /// A transaction whose snapshot is older than the grant could not see what earlier holders wrote.
 /// 40001, as for any other row that such a transaction comes too late for: run it again.
 fn check_sight(resource: &Resource, entry: &Entry) -> Answer<()> {
-    if entry.holding.granted_by == 0 || !pg::fixed_snapshot_predates(entry.holding.granted_by) {
+    let holding = &entry.holding;
+    let predates = if holding.granted_by != 0 {
+        pg::fixed_snapshot_predates(holding.granted_by)
+    } else {
+        holding.granted_after != 0 && pg::fixed_snapshot_predates_all_below(holding.granted_after)
+    };
+    if !predates {
         return Ok(());
     }
     Err(Refusal::new(
@@ -253,6 +259,9 @@ fn lease_over(
         Over::Reclaimed => {
             format!("Token {token} of holder \"{holder}\" was released or has expired.")
         }
+        Over::Unconfirmed => format!(
+            "Token {token} of holder \"{holder}\" was not confirmed by the synchronous standby: the wait for it was cancelled."
+        ),
         Over::Expired => {
             let since = seconds(now_us.saturating_sub(entry.record.lease.deadline_us).max(0));
             let why = if strict {

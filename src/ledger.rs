@@ -1,11 +1,20 @@
-//! The ledger: what is durable. One row per resource in `leasehold.ledger`, one row about the server
-//! that wrote it in `leasehold.server`, and the sequence `leasehold.token_seq`.
+//! The ledger: what is durable. One row per resource in `leasehold.ledger`, the sequence
+//! `leasehold.token_seq`, and some numbers about the server that writes them.
 //!
 //! This module only reads and writes; what a row means for a lease is decided by `resources`.
+//!
+//! A row of the ledger is written in place (`pg::row`), so what is written to it stays even if the transaction
+//! is rolled back. All of it may: T_max rises with a grant that is rolled back, a longer TTL or a lease that
+//! did not come about only delay the next grant after a restart, and only leases that are over are marked.
+//!
+//! Numbers that must be durable at once, whatever becomes of the transaction, are sequences: `token_seq`,
+//! `memory_ttl`, `home_timeline` and the others. A grant waits for the flush of what it has raised there.
 
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::thread::LocalKey;
+
+use leasehold_core::name::HOLDER_BYTES_MAX;
 
 use crate::errors::{Answer, no_ledger};
 use crate::pg::spi::{Arg, Statement};
@@ -39,16 +48,6 @@ pub struct NewRow<'a> {
     pub granted_at: i64,
 }
 
-/// The server that the ledger was last written by.
-pub struct Server {
-    /// System identifier and database.
-    pub home: (i64, Oid),
-    /// Its timeline.
-    pub timeline: u32,
-    /// Leases of tokens up to this one were lost with a promotion.
-    pub lost_up_to: i64,
-}
-
 thread_local! {
     static LEDGER: Cell<Oid> = const { Cell::new(0) };
     static INDEX: Cell<Oid> = const { Cell::new(0) };
@@ -64,15 +63,24 @@ fn index() -> Answer<Oid> {
     known(&INDEX, c"ledger_pkey")
 }
 
-/// The OID of a relation that was found last, if it is still there, or else looked up by name.
+/// The OID of a relation that was found last, until it changes; or else looked up by name.
 fn known(last: &'static LocalKey<Cell<Oid>>, name: &CStr) -> Answer<Oid> {
     let oid = last.get();
-    if oid != 0 && pg::relation_exists(oid) {
+    if oid != 0 {
         return Ok(oid);
     }
+    pg::hooks::watch_catalogs();
     let oid = pg::relation(c"leasehold", name).ok_or_else(no_ledger)?;
     last.set(oid);
     Ok(oid)
+}
+
+/// A relation has changed, was dropped or made; 0: any of them. Neither raises nor allocates.
+pub fn relation_changed(relation: Oid) {
+    if relation == 0 || relation == LEDGER.get() || relation == INDEX.get() {
+        LEDGER.set(0);
+        INDEX.set(0);
+    }
 }
 
 fn owner(ledger: Oid) -> Answer<Oid> {
@@ -84,178 +92,321 @@ pub fn here() -> (i64, Oid) {
     (pg::system_identifier(), pg::database())
 }
 
-/// The row of a resource as committed by now.
+// the columns of leasehold.ledger
+const TOKEN: usize = 2;
+const TTL: usize = 3;
+const SYSTEM: usize = 4;
+const GRANTED_AT: usize = 5;
+const DATABASE: usize = 6;
+const ROLE: usize = 7;
+const HOLDER_BYTES: usize = 8;
+const RELEASED: usize = 9;
+const HOLDER: usize = 10;
+
+/// The row of a resource as it is now.
 pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
     Ok(pg::row::find(ledger, index()?, resource, |fields| Row {
-        token: fields.i64(2).unwrap_or_default(),
-        ttl_us: fields.i64(3).unwrap_or_default(),
-        released: fields.bool(4).unwrap_or_default(),
+        token: fields.i64(TOKEN).unwrap_or_default(),
+        ttl_us: fields.i64(TTL).unwrap_or_default(),
+        released: fields.bool(RELEASED).unwrap_or_default(),
         home: (
-            fields.i64(5).unwrap_or_default(),
-            fields.oid(6).unwrap_or_default(),
+            fields.i64(SYSTEM).unwrap_or_default(),
+            fields.oid(DATABASE).unwrap_or_default(),
         ),
-        holder: fields.bytes(7).unwrap_or_default(),
-        role: fields.oid(8).unwrap_or_default(),
-        granted_at: fields.i64(9).unwrap_or_default(),
+        holder: unpadded(
+            fields.bytes(HOLDER).unwrap_or_default(),
+            fields.i16(HOLDER_BYTES).unwrap_or_default(),
+        ),
+        role: fields.oid(ROLE).unwrap_or_default(),
+        granted_at: fields.i64(GRANTED_AT).unwrap_or_default(),
     }))
 }
 
+/// All holders take the same room, so that a row can be overwritten by the next.
+fn padded(holder: &[u8]) -> Vec<u8> {
+    let mut padded = holder.to_vec();
+    padded.resize(HOLDER_BYTES_MAX.max(holder.len()), b' ');
+    padded
+}
+
+fn unpadded(mut holder: Vec<u8>, bytes: i16) -> Vec<u8> {
+    holder.truncate(usize::try_from(bytes).unwrap_or_default());
+    holder
+}
+
 static UNRELEASED: Statement = Statement::new(
-    c"SELECT resource, token, ttl_us, released, system, database, holder, role, granted_at
+    c"SELECT resource, token, ttl_us, released, system, database, holder, holder_bytes, role, granted_at
         FROM leasehold.ledger WHERE NOT released",
 );
 
 /// All rows that are not marked released.
 pub fn unreleased(ledger: Oid) -> Answer<Vec<(Vec<u8>, Row)>> {
     Ok(UNRELEASED.read(owner(ledger)?, &[], |row| {
-        (row.bytes(1).unwrap_or_default(), row_of(row, 2))
+        let values = Row {
+            token: row.i64(2).unwrap_or_default(),
+            ttl_us: row.i64(3).unwrap_or_default(),
+            released: row.bool(4).unwrap_or_default(),
+            home: (
+                row.i64(5).unwrap_or_default(),
+                row.oid(6).unwrap_or_default(),
+            ),
+            holder: unpadded(
+                row.bytes(7).unwrap_or_default(),
+                row.i16(8).unwrap_or_default(),
+            ),
+            role: row.oid(9).unwrap_or_default(),
+            granted_at: row.i64(10).unwrap_or_default(),
+        };
+        (row.bytes(1).unwrap_or_default(), values)
     }))
 }
 
-/// The columns of a row from `first` on; none of them can be NULL.
-fn row_of(row: &pg::spi::Row, first: i32) -> Row {
-    Row {
-        token: row.i64(first).unwrap_or_default(),
-        ttl_us: row.i64(first + 1).unwrap_or_default(),
-        released: row.bool(first + 2).unwrap_or_default(),
-        home: (
-            row.i64(first + 3).unwrap_or_default(),
-            row.oid(first + 4).unwrap_or_default(),
-        ),
-        holder: row.bytes(first + 5).unwrap_or_default(),
-        role: row.oid(first + 6).unwrap_or_default(),
-        granted_at: row.i64(first + 7).unwrap_or_default(),
-    }
-}
-
-/// Writes a grant, in the running transaction: over the resource's row, or as its first one. Nobody else
-/// writes that row: the grant in progress keeps other grants away, the fence renewals, and `marked_now`
-/// says that the worker may be at it, so that its transaction must be waited for. False when the
-/// ledger knows a newer grant: T_max never falls, here too.
-pub fn write(ledger: Oid, new: &NewRow, marked_now: bool) -> Answer<bool> {
+/// Writes a grant: over the resource's row, at once, or as its first one, with the transaction. Nobody
+/// else writes a row of another lease meanwhile: the caller holds the fence. False when the ledger knows a
+/// newer grant: T_max never falls, here too.
+pub fn write(ledger: Oid, new: &NewRow) -> Answer<bool> {
     let (system, database) = here();
+    let holder = padded(new.holder);
     let values = [
         Arg::Text(new.resource),
         Arg::I64(new.token),
         Arg::I64(new.ttl_us),
-        Arg::Bool(false),
         Arg::I64(system),
-        Arg::Oid(database),
-        Arg::Text(new.holder),
-        Arg::Oid(new.role),
         Arg::Timestamp(new.granted_at),
+        Arg::Oid(database),
+        Arg::Oid(new.role),
+        Arg::I16(i16::try_from(new.holder.len()).unwrap_or(0)),
+        Arg::Bool(false),
+        Arg::Text(&holder),
     ];
-    if marked_now {
-        return Ok(REPLACE.write(owner(ledger)?, &values) == 1);
-    }
     Ok(pg::row::put(ledger, index()?, &values, |old| {
-        old.i64(2).is_some_and(|token| token < new.token)
+        old.i64(TOKEN).is_some_and(|token| token < new.token)
     }))
 }
 
-static REPLACE: Statement = Statement::new(
-    c"UPDATE leasehold.ledger
-         SET token = $2, ttl_us = $3, released = $4, system = $5, database = $6, holder = $7,
-             role = $8, granted_at = $9
-       WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.<) $2",
-);
-
-// Never waits: the row is locked by another transaction that lengthens this lease.
-static LENGTHEN: Statement = Statement::new(
-    c"WITH lease AS (SELECT resource FROM leasehold.ledger
-                      WHERE resource OPERATOR(pg_catalog.=) $1 AND token OPERATOR(pg_catalog.=) $2
-                        FOR UPDATE SKIP LOCKED)
-      UPDATE leasehold.ledger AS l SET ttl_us = GREATEST(l.ttl_us, $3)
-        FROM lease WHERE l.resource OPERATOR(pg_catalog.=) lease.resource",
-);
-
-/// Makes a longer TTL of a lease durable, in the running transaction. False where its row is locked.
+/// Makes a longer TTL of a lease known, at once. False where the row is another lease's.
 pub fn lengthen(ledger: Oid, resource: &[u8], token: i64, ttl_us: i64) -> Answer<bool> {
-    let lengthened = LENGTHEN.write(
-        owner(ledger)?,
-        &[Arg::Text(resource), Arg::I64(token), Arg::I64(ttl_us)],
-    );
-    Ok(lengthened == 1)
+    let (column, index) = (TTL as i32, index()?);
+    let amended = pg::row::amend(ledger, index, resource, column, |row| {
+        (row.i64(TOKEN) == Some(token))
+            .then(|| Arg::I64(row.i64(TTL).unwrap_or_default().max(ttl_us)))
+    });
+    Ok(amended == Some(true))
 }
 
-/// Marks a lease as released, in the running transaction, for a resource whose entry says that it is
-/// being marked: so nobody else writes the row. False where the row is another lease's.
-pub fn mark_released(ledger: Oid, resource: &[u8], token: i64) -> Answer<bool> {
-    let column = 4;
-    Ok(pg::row::set_true(
-        ledger,
-        index()?,
-        resource,
-        column,
-        |row| row.i64(2) == Some(token),
-    ))
+/// Marks the row of a resource as released, at once, if it is of that token or an older one: nobody runs a
+/// lease under it. False where it is newer.
+pub fn mark_released(ledger: Oid, resource: &[u8], up_to: i64) -> Answer<bool> {
+    let (column, index) = (RELEASED as i32, index()?);
+    let amended = pg::row::amend(ledger, index, resource, column, |row| {
+        row.i64(TOKEN)
+            .is_some_and(|token| token <= up_to)
+            .then_some(Arg::Bool(true))
+    });
+    // no row claims anything
+    Ok(amended.unwrap_or(true))
 }
 
-static POSITION: Statement = Statement::new(
-    c"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM leasehold.token_seq",
+/// Deletes the row of a resource, in the running transaction, if it is of that token.
+pub fn delete(ledger: Oid, resource: &[u8], token: i64) -> Answer<bool> {
+    Ok(pg::row::delete(ledger, index()?, resource, |row| {
+        row.i64(TOKEN) == Some(token)
+    }))
+}
+
+/// A resource and the token of its row.
+pub type Named = (Vec<u8>, i64);
+
+static OLD: Statement = Statement::new(
+    c"SELECT resource, token FROM leasehold.ledger
+       WHERE granted_at OPERATOR(pg_catalog.<) $1 AND resource OPERATOR(pg_catalog.>) $2
+       ORDER BY resource LIMIT 10000",
 );
 
-/// The last token that can have been handed out, by the sequence.
-pub fn token_position(ledger: Oid) -> Answer<i64> {
-    let rows = POSITION.read(owner(ledger)?, &[], |row| row.i64(1).unwrap_or_default());
+/// Resources and tokens of the next rows after a resource that were granted before that moment of the wall
+/// clock, ten thousand at most.
+pub fn old_rows(ledger: Oid, before: i64, after: &[u8]) -> Answer<Vec<Named>> {
+    let args = [Arg::Timestamp(before), Arg::Text(after)];
+    Ok(OLD.read(owner(ledger)?, &args, |row| {
+        (
+            row.bytes(1).unwrap_or_default(),
+            row.i64(2).unwrap_or_default(),
+        )
+    }))
+}
+
+// A prepared transaction keeps the virtual transaction id of the session that prepared it.
+static PREPARED: Statement = Statement::new(
+    c"SELECT DISTINCT p.gid FROM pg_catalog.pg_locks fence
+        JOIN pg_catalog.pg_locks own USING (virtualtransaction)
+        JOIN pg_catalog.pg_prepared_xacts p ON p.transaction OPERATOR(pg_catalog.=) own.transactionid
+       WHERE fence.pid IS NULL AND own.pid IS NULL AND own.locktype OPERATOR(pg_catalog.=) 'transactionid'
+         AND fence.database OPERATOR(pg_catalog.=) $1 AND fence.classid OPERATOR(pg_catalog.=) $2
+         AND fence.objid OPERATOR(pg_catalog.=) $3 AND fence.objsubid OPERATOR(pg_catalog.=) $4",
+);
+
+/// The names of the prepared transactions that hold the fence of a resource.
+pub fn prepared_holders(ledger: Oid, hash: u64) -> Answer<Vec<Vec<u8>>> {
+    let (high, low, class) = pg::heavy::fence_tag(hash);
+    let (_, database) = here();
+    let args = [
+        Arg::Oid(database),
+        Arg::Oid(high),
+        Arg::Oid(low),
+        Arg::I64(class),
+    ];
+    Ok(PREPARED.read(owner(ledger)?, &args, |row| {
+        row.bytes(1).unwrap_or_default()
+    }))
+}
+
+// Sub-queries, because a join of them all takes milliseconds to plan.
+static NUMBERS: Statement = Statement::new(
+    c"SELECT (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM leasehold.token_seq),
+             (SELECT CASE WHEN is_called THEN last_value ELSE -1 END FROM leasehold.epoch_base),
+             (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM leasehold.memory_ttl),
+             (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM leasehold.lost_up_to),
+             (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM leasehold.longest_ttl),
+             (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM leasehold.epoch_system),
+             (SELECT last_value FROM leasehold.home_system),
+             (SELECT last_value FROM leasehold.home_database),
+             (SELECT last_value FROM leasehold.home_timeline)",
+);
+
+/// Numbers that are durable whatever becomes of the transaction that sets them.
+#[derive(Clone, Copy, Default)]
+pub struct Numbers {
+    /// The last token that can have been handed out.
+    pub token: i64,
+    /// The epoch of timeline 1; None where no block of tokens was ever taken with this extension.
+    pub epoch_base: Option<i64>,
+    /// The cluster that this is about.
+    pub epoch_system: i64,
+    /// The longest TTL ever granted in memory, microseconds.
+    pub memory_ttl_us: i64,
+    /// Leases of tokens up to this one were lost with a promotion, or came with a dump.
+    pub lost_up_to: i64,
+    /// The longest TTL ever granted in the ledger, microseconds.
+    pub longest_ttl_us: i64,
+    /// The server that writes the ledger: system identifier and database.
+    pub home: (i64, Oid),
+    /// The timeline on which it is written.
+    pub timeline: u32,
+}
+
+/// The numbers as they are now.
+pub fn numbers(ledger: Oid) -> Answer<Numbers> {
+    let rows = NUMBERS.read(owner(ledger)?, &[], |row| Numbers {
+        token: row.i64(1).unwrap_or_default(),
+        epoch_base: row.i64(2).filter(|base| *base >= 0),
+        memory_ttl_us: row.i64(3).unwrap_or_default(),
+        lost_up_to: row.i64(4).unwrap_or_default(),
+        longest_ttl_us: row.i64(5).unwrap_or_default(),
+        epoch_system: row.i64(6).unwrap_or_default(),
+        home: (
+            row.i64(7).unwrap_or_default(),
+            row.i64(8)
+                .and_then(|oid| Oid::try_from(oid).ok())
+                .unwrap_or(0),
+        ),
+        timeline: row.i64(9).and_then(|t| u32::try_from(t).ok()).unwrap_or(0),
+    });
     Ok(rows.into_iter().next().unwrap_or_default())
+}
+
+/// Whether a relation is the ledger or one of the numbers, and all of these are there.
+pub fn is_part(relation: Oid) -> bool {
+    const PARTS: [&CStr; 11] = [
+        c"ledger",
+        c"ledger_pkey",
+        c"token_seq",
+        c"epoch_base",
+        c"epoch_system",
+        c"lost_up_to",
+        c"longest_ttl",
+        c"memory_ttl",
+        c"home_system",
+        c"home_database",
+        c"home_timeline",
+    ];
+    let oids = PARTS.map(|name| pg::relation(c"leasehold", name));
+    oids.contains(&Some(relation)) && oids.iter().all(Option::is_some)
 }
 
 static RESERVE: Statement = Statement::new(
     c"SELECT pg_catalog.setval('leasehold.token_seq'::pg_catalog.regclass, $1, true)",
 );
+static SET_EPOCH_BASE: Statement = Statement::new(
+    c"SELECT pg_catalog.setval('leasehold.epoch_base'::pg_catalog.regclass, $1, true),
+             pg_catalog.setval('leasehold.epoch_system'::pg_catalog.regclass, $2, true)",
+);
+static SET_LOST_UP_TO: Statement = Statement::new(
+    c"SELECT pg_catalog.setval('leasehold.lost_up_to'::pg_catalog.regclass, $1, true)",
+);
+static SET_HOME: Statement = Statement::new(
+    c"SELECT pg_catalog.setval('leasehold.home_system'::pg_catalog.regclass, $1, true),
+             pg_catalog.setval('leasehold.home_database'::pg_catalog.regclass, $2, true),
+             pg_catalog.setval('leasehold.home_timeline'::pg_catalog.regclass, $3, true)",
+);
+static SET_LONGEST_TTL: Statement = Statement::new(
+    c"SELECT pg_catalog.setval('leasehold.longest_ttl'::pg_catalog.regclass, $1, true)",
+);
+static SET_MEMORY_TTL: Statement = Statement::new(
+    c"SELECT pg_catalog.setval('leasehold.memory_ttl'::pg_catalog.regclass, $1, true)",
+);
 
-/// Moves the sequence, and waits until that is on disk. Not undone by a rollback.
+/// Moves the sequence of tokens, and waits until that is on disk. Not undone by a rollback. The caller
+/// holds the lock of the numbers.
 pub fn reserve_tokens(ledger: Oid, up_to: i64) -> Answer<()> {
     RESERVE.write(owner(ledger)?, &[Arg::I64(up_to)]);
     pg::flush_own_wal();
     Ok(())
 }
 
-static SERVER: Statement =
-    Statement::new(c"SELECT system, database, timeline, lost_up_to FROM leasehold.server");
-
-/// The server that the ledger was last written by, if it says.
-pub fn server(ledger: Oid) -> Answer<Option<Server>> {
-    let rows = SERVER.read(owner(ledger)?, &[], |row| Server {
-        home: (
-            row.i64(1).unwrap_or_default(),
-            row.oid(2).unwrap_or_default(),
-        ),
-        timeline: row.i64(3).and_then(|t| u32::try_from(t).ok()).unwrap_or(0),
-        lost_up_to: row.i64(4).unwrap_or_default(),
-    });
-    Ok(rows.into_iter().next())
+/// Sets the epoch of timeline 1 of this cluster; on disk with the next block. As above.
+pub fn set_epoch_base(ledger: Oid, epoch_base: i64) -> Answer<()> {
+    let (system, _) = here();
+    SET_EPOCH_BASE.write(owner(ledger)?, &[Arg::I64(epoch_base), Arg::I64(system)]);
+    Ok(())
 }
 
-// Never waits: where another transaction is at it, that one will do.
-static MOVE_IN: Statement = Statement::new(
-    c"WITH here AS (SELECT lost_up_to FROM leasehold.server FOR UPDATE SKIP LOCKED)
-      UPDATE leasehold.server AS s SET system = $1, database = $2, timeline = $3,
-             lost_up_to = GREATEST(s.lost_up_to, $4)
-        FROM here",
-);
+/// Notes which leases were lost; on disk with the next block. As above.
+pub fn set_lost_up_to(ledger: Oid, token: i64) -> Answer<()> {
+    SET_LOST_UP_TO.write(owner(ledger)?, &[Arg::I64(token)]);
+    Ok(())
+}
 
-/// Makes this server, database and timeline the ledger's, in the running transaction. False when
-/// another transaction is doing so.
-pub fn move_in(ledger: Oid, lost_up_to: i64) -> Answer<bool> {
+/// Makes this server, database and timeline the ledger's, and waits until that is on disk. As above.
+pub fn set_home(ledger: Oid) -> Answer<()> {
     let (system, database) = here();
-    let moved = MOVE_IN.write(
-        owner(ledger)?,
-        &[
-            Arg::I64(system),
-            Arg::Oid(database),
-            Arg::I64(i64::from(pg::timeline())),
-            Arg::I64(lost_up_to),
-        ],
-    );
-    Ok(moved == 1)
+    let args = [
+        Arg::I64(system),
+        Arg::I64(i64::from(database)),
+        Arg::I64(i64::from(pg::timeline())),
+    ];
+    SET_HOME.write(owner(ledger)?, &args);
+    pg::flush_own_wal();
+    Ok(())
 }
 
-static LONGEST: Statement = Statement::new(c"SELECT pg_catalog.max(ttl_us) FROM leasehold.ledger");
+/// Raises the longest TTL in the ledger; on disk, and on the standby, with the next commit that waits for
+/// that. As above.
+pub fn set_longest_ttl(ledger: Oid, ttl_us: i64) -> Answer<()> {
+    SET_LONGEST_TTL.write(owner(ledger)?, &[Arg::I64(ttl_us)]);
+    Ok(())
+}
 
-/// The longest TTL that the ledger knows.
-pub fn longest_ttl_us(ledger: Oid) -> Answer<i64> {
-    let rows = LONGEST.read(owner(ledger)?, &[], |row| row.i64(1).unwrap_or_default());
+/// Raises the longest TTL in memory, and waits until that is on disk. As above.
+pub fn set_memory_ttl(ledger: Oid, ttl_us: i64) -> Answer<()> {
+    SET_MEMORY_TTL.write(owner(ledger)?, &[Arg::I64(ttl_us)]);
+    pg::flush_own_wal();
+    Ok(())
+}
+
+static HIGHEST: Statement = Statement::new(c"SELECT pg_catalog.max(token) FROM leasehold.ledger");
+
+/// The highest token that the ledger knows. Reads all of it.
+pub fn highest_token(ledger: Oid) -> Answer<i64> {
+    let rows = HIGHEST.read(owner(ledger)?, &[], |row| row.i64(1).unwrap_or_default());
     Ok(rows.into_iter().next().unwrap_or_default())
 }

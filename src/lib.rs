@@ -4,12 +4,14 @@
 //!
 //! - `api`: the SQL functions: arguments in, answers out
 //! - `acquire`, `fence`: how a lease begins, and how a token is checked
+//! - `drain`: how a grant waits for old transactions, and what ends zombies
 //! - `trigger`, `attach`: the row trigger, and what puts it on a table
 //! - `resources`: from a name to its entry, in the shared table or from the ledger
 //! - `table`: the shared table
 //! - `ledger`, `tokens`: what is durable, and the token sequence
 //! - `marks`: releases that the ledger has not been told of
 //! - `xact`: what a transaction has to undo or complete
+//! - `sweep`: old rows of the ledger
 //! - `worker`, `settings`, `errors`
 //! - `pg`: the only raw PostgreSQL calls
 
@@ -22,6 +24,7 @@ use pgrx::prelude::*;
 mod acquire;
 mod api;
 mod attach;
+mod drain;
 mod errors;
 mod fence;
 mod ledger;
@@ -29,6 +32,7 @@ mod marks;
 mod pg;
 mod resources;
 mod settings;
+mod sweep;
 mod table;
 mod tokens;
 mod trigger;
@@ -61,6 +65,7 @@ pub extern "C-unwind" fn _PG_init() {
     }
     settings::define();
     table::register();
+    pg::sessions::register();
     pg::hooks::register();
     pg::hooks::register_worker();
 }

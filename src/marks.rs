@@ -14,13 +14,14 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use leasehold_core::name;
 
 use crate::pg::hooks;
 use crate::pg::{self, Oid};
 use crate::table::{self, Key};
-use crate::{errors, ledger};
+use crate::{errors, ledger, tokens};
 
 /// In the data directory, which is the working directory of every process of the server.
 const FILE: &str = "pg_stat/leasehold.over";
@@ -64,6 +65,15 @@ fn past(ledger: Oid) -> Option<&'static Past> {
 /// Whether the lease of a token was over at a clean shutdown.
 pub fn was_over(ledger: Oid, token: i64) -> bool {
     past(ledger).is_some_and(|past| past.spans.iter().any(|span| span.says_over(token)))
+}
+
+/// The highest token that any ledger of this database had handed out at a clean shutdown, 0 for none: the
+/// ledger may have been dropped since.
+pub fn highest_token() -> i64 {
+    let all = KNOWN.get().into_iter().flatten();
+    let here = all.filter(|((database, _), _)| *database == pg::database());
+    let spans = here.flat_map(|(_, past)| &past.spans);
+    spans.map(|span| span.to).max().unwrap_or_default()
 }
 
 /// Whether it is known from a clean shutdown that it was released.
@@ -120,6 +130,7 @@ fn ended(database: &table::Database, mut past: Past) -> Past {
         // what has not been looked at since the start may be live
         span.live.retain(|token| is_live.get(token) != Some(&false));
     }
+    // a database without a ledger is remembered for its tokens
     if database.handed > database.floor {
         let live = is_live.iter().filter(|(_, live)| **live);
         past.spans.push(Span {
@@ -130,8 +141,10 @@ fn ended(database: &table::Database, mut past: Past) -> Past {
     }
     let surplus = past.spans.len().saturating_sub(SPANS_MAX);
     past.spans.drain(..surplus);
-    let due = entries.iter().filter(|entry| entry.mark_due);
-    let due: HashSet<i64> = due.map(|entry| entry.record.lease.token).collect();
+    let due: HashSet<i64> = entries
+        .iter()
+        .filter_map(|entry| entry.record.due_mark())
+        .collect();
     if past.released.len() > table::slots() {
         past.released.clear();
     }
@@ -209,32 +222,22 @@ fn parse_lines(body: &str) -> Option<Pasts> {
     Some(all)
 }
 
-/// A worker begins with a database: what is wanted from here on, it will see.
-pub fn take_up(database: Oid) -> bool {
-    table::database(database, |known| {
-        std::mem::replace(&mut known.marks_wanted, false)
-    })
-    .unwrap_or(false)
-}
-
-/// The worker of a database, connected to it: marks everything that is due now, in transactions of a batch. What could not be marked, because its
-/// row is locked, stays due and is left for the next worker.
-pub fn run(database: Oid) {
+/// The worker of a database, connected to it: marks everything that is due now, in transactions of a
+/// batch, until that instant. True when there may be more. What could not be marked stays due, for the next worker.
+pub fn run(database: Oid, until: Instant) -> bool {
     loop {
         let marks = hooks::transaction(|| mark_batch(database).unwrap_or_default());
-        for mark in &marks {
+        for mark in marks.iter().filter(|mark| mark.is_done) {
             table::change(mark.key(database), |entry| {
-                entry.is_being_marked = false;
-                let lease = &entry.record.lease;
-                if mark.is_done && entry.mark_due && lease.token == mark.token {
-                    entry.mark_due = false;
-                    entry.record.note_marked(mark.token);
-                }
+                entry.record.note_marked(mark.token);
             });
         }
         let done = marks.iter().filter(|mark| mark.is_done).count();
         if done < BATCH {
-            return;
+            return false;
+        }
+        if Instant::now() >= until {
+            return true;
         }
     }
 }
@@ -257,13 +260,16 @@ impl Mark {
     }
 }
 
-/// Updates the rows of a batch, in the running transaction.
+/// Writes the rows of a batch.
 fn mark_batch(database: Oid) -> errors::Answer<Vec<Mark>> {
     let ledger = ledger::oid()?;
     let mut marks = Vec::new();
+    // so that the commit sees to it that the WAL goes to disk, some time
+    pg::transaction_number();
     for (resource, token) in table::take_due_marks(database, ledger, BATCH) {
         let resource = resource.as_slice().to_vec();
         let is_done = ledger::mark_released(ledger, &resource, token)?;
+        tokens::note_marked(database, ledger, pg::own_wal());
         marks.push(Mark {
             ledger,
             resource,

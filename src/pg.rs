@@ -12,6 +12,8 @@
 use std::ffi::{CStr, CString};
 
 use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode};
 
 pub mod clock;
 pub mod encoding;
@@ -21,6 +23,7 @@ pub mod heavy;
 pub mod hooks;
 pub mod lwlock;
 pub mod row;
+pub mod sessions;
 pub mod spi;
 pub mod srf;
 pub mod trigger;
@@ -32,6 +35,10 @@ mod raw {
         pub fn GetUserId() -> Oid;
         pub fn GetSessionUserId() -> Oid;
         pub fn RecoveryInProgress() -> bool;
+        pub fn IsInParallelMode() -> bool;
+        pub fn GetCurrentSubTransactionId() -> u32;
+        pub fn GetCurrentTimestamp() -> i64;
+        pub fn GetCurrentStatementStartTimestamp() -> i64;
     }
 }
 
@@ -115,13 +122,13 @@ pub fn snapshot_is_fixed() -> bool {
 /// Whether this is a parallel worker, or a leader whose workers run.
 pub fn is_parallel() -> bool {
     // SAFETY: reads variables of this backend
-    unsafe { pg_sys::IsInParallelMode() || pg_sys::ParallelWorkerNumber >= 0 }
+    unsafe { raw::IsInParallelMode() || pg_sys::ParallelWorkerNumber >= 0 }
 }
 
 /// When the statement that runs was received: another one in the same transaction has another time.
 pub fn statement_time() -> i64 {
     // SAFETY: reads a variable of this backend
-    unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
+    unsafe { raw::GetCurrentStatementStartTimestamp() }
 }
 
 /// Whether a transaction block is open, or the statement runs inside a function, a DO block or the
@@ -171,16 +178,139 @@ pub fn fixed_snapshot_predates(number: u64) -> bool {
     }
 }
 
+/// A number above those of all transactions that have ended.
+pub fn ended_transactions() -> u64 {
+    // SAFETY: a word of shared memory that only rises. What ended before this transaction got a lock that
+    // it held has been counted
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let shared = pg_sys::ShmemVariableCache;
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        let shared = pg_sys::TransamVariables;
+        let last = (&raw const (*shared).latestCompletedXid).read_volatile();
+        last.value.saturating_add(1)
+    }
+}
+
+/// Whether a transaction's fixed snapshot may miss one that had ended when `number` was above all of those:
+/// it does not reach so far, or it has one of them running that runs no more.
+pub fn fixed_snapshot_predates_all_below(number: u64) -> bool {
+    if !snapshot_is_fixed() {
+        return false;
+    }
+    // SAFETY: with a fixed snapshot this returns it, or takes it now; its array is as long as it says. The
+    // 32-bit numbers mean nothing beyond half their range
+    unsafe {
+        let next = pg_sys::ReadNextFullTransactionId().value;
+        if next.saturating_sub(number) >= u64::from(u32::MAX / 2) {
+            return false;
+        }
+        let snapshot = pg_sys::GetTransactionSnapshot();
+        let bound = pg_sys::TransactionId::from(number as u32);
+        if pg_sys::TransactionIdPrecedes((*snapshot).xmax, bound) {
+            return true;
+        }
+        let running = match (*snapshot).xcnt {
+            0 => &[],
+            count => std::slice::from_raw_parts((*snapshot).xip, count as usize),
+        };
+        running.iter().any(|xid| {
+            pg_sys::TransactionIdPrecedes(*xid, bound) && !pg_sys::TransactionIdIsInProgress(*xid)
+        })
+    }
+}
+
+/// Whether the synchronous standby, where there must be one, has what this transaction has committed. For the
+/// COMMIT callback. False after a wait that was cancelled.
+pub fn commit_is_confirmed() -> bool {
+    // SAFETY: a variable of this backend
+    let level = unsafe { pg_sys::synchronous_commit } as u32;
+    let mode = match level {
+        pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_REMOTE_WRITE => 0,
+        pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_REMOTE_APPLY => 2,
+        _ => 1,
+    };
+    level <= pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH
+        || is_confirmed(own_commit(), mode)
+}
+
+/// Whether the synchronous standby, where there must be one, has the WAL up to there: written, flushed or
+/// applied, by the mode.
+fn is_confirmed(lsn: u64, mode: usize) -> bool {
+    // SAFETY: words of shared memory that are read as PostgreSQL's own fast path reads them
+    unsafe {
+        let shared = pg_sys::WalSndCtl;
+        if pg_sys::max_wal_senders == 0 || shared.is_null() {
+            return true;
+        }
+        let confirmed = &raw const (*shared).lsn;
+        // the status follows the positions. Since the minor releases of May 2025 it is a set of bits, of
+        // which this one says that standbys are named; before, it was a boolean that says the same
+        const DEFINED: u8 = if HAS_STATUS_BITS { 2 } else { 1 };
+        let status = confirmed.add(1).cast::<u8>().read_volatile();
+        if status & DEFINED == 0 {
+            return true;
+        }
+        confirmed
+            .cast::<pg_sys::XLogRecPtr>()
+            .add(mode)
+            .read_volatile()
+            >= lsn
+    }
+}
+
+thread_local! {
+    /// The WAL up to here was found kept.
+    static KEPT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Whether the WAL up to there is on disk, and on the synchronous standby where there must be one.
+pub fn wal_is_kept(lsn: u64) -> bool {
+    if lsn <= KEPT.get() {
+        return true;
+    }
+    // SAFETY: reads shared memory; not in recovery, which callers check
+    let flushed = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
+    let is_kept = lsn <= flushed && is_confirmed(lsn, 1);
+    if is_kept {
+        KEPT.set(lsn);
+    }
+    is_kept
+}
+
+/// The end of what this backend has written to WAL in this transaction.
+pub fn own_wal() -> u64 {
+    // SAFETY: a variable of this backend
+    unsafe { pg_sys::XactLastRecEnd }
+}
+
+/// The end of this backend's last commit in the WAL.
+pub fn own_commit() -> u64 {
+    // SAFETY: a variable of this backend
+    unsafe { pg_sys::XactLastCommitEnd }
+}
+
+/// The end of the WAL.
+pub fn written_wal() -> u64 {
+    // SAFETY: reads shared memory; not in recovery, which callers check
+    unsafe { pg_sys::GetXLogInsertRecPtr() }
+}
+
+const HAS_STATUS_BITS: bool = !matches!(
+    pg_sys::PG_VERSION_NUM,
+    150_000..150_013 | 160_000..160_009 | 170_000..170_005
+);
+
 /// The running subtransaction; 1 is the transaction itself.
 pub fn subtransaction() -> u32 {
     // SAFETY: reads a variable of this backend
-    unsafe { pg_sys::GetCurrentSubTransactionId() }
+    unsafe { raw::GetCurrentSubTransactionId() }
 }
 
 /// Wall-clock time for display, microseconds since 2000-01-01 UTC.
 pub fn wall_clock() -> i64 {
     // SAFETY: gettimeofday
-    unsafe { pg_sys::GetCurrentTimestamp() }
+    unsafe { raw::GetCurrentTimestamp() }
 }
 
 /// The timeline that this server writes. Not in recovery.
@@ -200,11 +330,6 @@ pub fn database_exists(database: Oid) -> bool {
     exists(pg_sys::SysCacheIdentifier::DATABASEOID as i32, database)
 }
 
-/// Whether a relation of this OID exists.
-pub fn relation_exists(relation: Oid) -> bool {
-    exists(pg_sys::SysCacheIdentifier::RELOID as i32, relation)
-}
-
 fn exists(cache: i32, oid: Oid) -> bool {
     // SAFETY: a catalog cache lookup by OID that copies nothing out
     unsafe {
@@ -222,6 +347,17 @@ fn exists(cache: i32, oid: Oid) -> bool {
 pub fn flush_own_wal() {
     // SAFETY: the variable is the end of the last record inserted by this backend
     unsafe { pg_sys::XLogFlush(pg_sys::XactLastRecEnd) }
+}
+
+/// A line in the server log, with its DETAIL.
+pub fn log(message: &str, detail: &str) {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        message.to_owned(),
+        "leasehold",
+    )
+    .set_detail(detail.to_owned())
+    .report(PgLogLevel::LOG);
 }
 
 /// OID of a relation, if it exists.
@@ -333,6 +469,28 @@ pub fn set_worker_defaults() {
 pub fn is_postmaster() -> bool {
     // SAFETY: a plain variable of the process
     unsafe { !pg_sys::IsUnderPostmaster }
+}
+
+/// Whether application_name is this text.
+pub fn application_name_is(text: &[u8]) -> bool {
+    // SAFETY: as in `application_name`
+    unsafe {
+        let name = pg_sys::application_name;
+        !name.is_null() && CStr::from_ptr(name).to_bytes() == text
+    }
+}
+
+/// The session's application_name as it is stored.
+pub fn raw_application_name() -> Vec<u8> {
+    // SAFETY: as in `application_name`
+    unsafe {
+        let name = pg_sys::application_name;
+        if name.is_null() {
+            Vec::new()
+        } else {
+            CStr::from_ptr(name).to_bytes().to_vec()
+        }
+    }
 }
 
 /// The text of `shared_preload_libraries`.

@@ -4,6 +4,8 @@
 //! released and its entry reclaimed, and only then the old row would be put into the table. The
 //! table's generation is read before the ledger, and the insertion is refused if it has changed.
 
+use std::rc::Rc;
+
 use leasehold_core::name;
 use leasehold_core::record::{Record, Remembered, Standing};
 
@@ -17,7 +19,7 @@ use crate::{marks, settings, tokens};
 #[derive(Clone, Debug)]
 pub struct Resource {
     /// 1 to 255 bytes.
-    pub name: Vec<u8>,
+    pub name: Rc<[u8]>,
     /// `leasehold_core::name::hash` of it.
     pub hash: u64,
     /// The ledger's OID.
@@ -39,12 +41,14 @@ impl Found {
     pub fn entry(self) -> Entry {
         match self {
             Found::Shared(entry) | Found::NoRoom(entry) => entry,
-            Found::Nowhere => UNKNOWN,
+            Found::Nowhere => unknown(),
         }
     }
 }
 
-const UNKNOWN: Entry = Entry::new(Record::UNKNOWN, Holding::NONE);
+fn unknown() -> Entry {
+    Entry::new(Record::unknown(pg::clock::now_us()), Holding::NONE)
+}
 
 impl Resource {
     /// Checks a name. 22004, 22023, 22001; 55000 without the extension.
@@ -53,7 +57,7 @@ impl Resource {
         check_name(&name)?;
         let hash = name::hash(&name);
         Ok(Resource {
-            name,
+            name: name.into(),
             hash,
             ledger: ledger::oid()?,
         })
@@ -96,8 +100,9 @@ impl Resource {
                 Found::NoRoom(_) => return Err(table_full()),
                 Found::Nowhere => {}
             }
-            match table::insert(self.key(), &UNKNOWN, generation, pg::clock::now_us()) {
-                Insert::Present => return Ok(UNKNOWN),
+            let unknown = unknown();
+            match table::insert(self.key(), &unknown, generation, pg::clock::now_us()) {
+                Insert::Present => return Ok(unknown),
                 Insert::Changed => {}
                 Insert::Full => return Err(table_full()),
             }
@@ -127,7 +132,7 @@ pub fn recovered(row: &Row, database: &Database) -> Entry {
     let ledger = database.ledger;
     let at_home = row.home == ledger::here();
     let since_start = row.token > database.floor;
-    let lost = row.token <= database.lost_up_to || (database.promoted && !since_start);
+    let lost = row.token <= database.lost_up_to || (database.lossy && !since_start);
     let standing = if !at_home || lost {
         Standing::Lost
     } else if since_start || marks::was_over(ledger, row.token) {
@@ -165,8 +170,10 @@ fn entry_of(row: &Row, standing: Standing, released: bool, writable_us: i64) -> 
         granted_at: row.granted_at,
         renewed_at: 0,
         granted_by: 0,
+        granted_after: 0,
     };
-    Entry::new(Record::recovered(remembered, writable_us), holding)
+    let now_us = pg::clock::now_us();
+    Entry::new(Record::recovered(remembered, writable_us, now_us), holding)
 }
 
 /// Whether bytes can name a resource.

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::ffi::CString;
 
 use leasehold_core::token::{TokenList, parse_list};
-use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 use crate::pg;
 
@@ -14,6 +14,74 @@ static MAX_LEASES: GucSetting<i32> = GucSetting::<i32>::new(16_384);
 static DEFAULT_TTL_MS: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static MAX_TTL_MS: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 static TOKEN: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+
+static PROMOTION: GucSetting<Promotion> = GucSetting::<Promotion>::new(Promotion::Lossy);
+static DURABILITY: GucSetting<Durability> = GucSetting::<Durability>::new(Durability::Durable);
+static ZOMBIE_POLICY: GucSetting<ZombiePolicy> =
+    GucSetting::<ZombiePolicy>::new(ZombiePolicy::Terminate);
+static ZOMBIE_GRACE_MS: GucSetting<i32> = GucSetting::<i32>::new(1_000);
+static LEDGER_RETENTION_S: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 3600);
+
+/// `leasehold.promotion`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum Promotion {
+    /// A promoted server may lack the last grants.
+    #[name = c"lossy"]
+    Lossy,
+    /// Only servers that have every grant are promoted.
+    #[name = c"lossless"]
+    Lossless,
+}
+
+/// `leasehold.durability`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum Durability {
+    /// In the ledger before the client hears of it.
+    #[name = c"durable"]
+    Durable,
+    /// In shared memory only.
+    #[name = c"memory"]
+    Memory,
+}
+
+/// `leasehold.zombie_policy`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum ZombiePolicy {
+    /// Zombies are waited for.
+    #[name = c"wait"]
+    Wait,
+    /// A statement in progress is cancelled.
+    #[name = c"cancel"]
+    Cancel,
+    /// A statement in progress is cancelled, an idle transaction's session ended.
+    #[name = c"terminate"]
+    Terminate,
+}
+
+/// What a promoted server believes of its ledger.
+pub fn promotion() -> Promotion {
+    PROMOTION.get()
+}
+
+/// Whether this session's leases are durable.
+pub fn is_durable() -> bool {
+    DURABILITY.get() == Durability::Durable
+}
+
+/// What a taker may do to a zombie.
+pub fn zombie_policy() -> ZombiePolicy {
+    ZOMBIE_POLICY.get()
+}
+
+/// How long past the end of its lease a zombie is left alone.
+pub fn zombie_grace_us() -> i64 {
+    i64::from(ZOMBIE_GRACE_MS.get()) * 1000
+}
+
+/// How long an unused row of the ledger is kept.
+pub fn ledger_retention_us() -> i64 {
+    i64::from(LEDGER_RETENTION_S.get()) * 1_000_000
+}
 
 /// More than this many leases need more memory than the lock table could ever fence.
 const MAX_LEASES_LIMIT: i32 = 1_000_000;
@@ -91,6 +159,50 @@ pub fn define() {
         i32::MAX,
         GucContext::Sighup,
         GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_enum_guc(
+        c"leasehold.promotion",
+        c"What a promoted server believes of the leases that it knows.",
+        c"lossy: nothing, and it grants none for leasehold.max_ttl. lossless: all; only servers that have every grant are promoted.",
+        &PROMOTION,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"leasehold.durability",
+        c"Whether the leases that this session acquires survive the server.",
+        c"memory: no disk write; lost with the server, after which nothing is granted until they would have run out.",
+        &DURABILITY,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"leasehold.zombie_policy",
+        c"What a taker may do to a transaction that is still open under a lease that is over.",
+        c"wait: nothing. cancel: cancel its statement. terminate: also end its session where it is idle.",
+        &ZOMBIE_POLICY,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"leasehold.zombie_grace",
+        c"How long past the end of its lease such a transaction is left alone.",
+        c"",
+        &ZOMBIE_GRACE_MS,
+        0,
+        i32::MAX,
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"leasehold.ledger_retention",
+        c"How long an unused row of the ledger is kept.",
+        c"",
+        &LEDGER_RETENTION_S,
+        1,
+        i32::MAX,
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
     );
     pg::guc::define_token_setting(&TOKEN);
     pg::guc::reserve_prefix();

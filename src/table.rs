@@ -23,7 +23,7 @@
 
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
 use leasehold_core::record::Record;
@@ -102,8 +102,12 @@ pub struct Holding {
     pub granted_at: i64,
     /// Wall clock of the last renewal, for display; 0 for none.
     pub renewed_at: i64,
-    /// The transaction of the grant, by `pg::transaction_number`; 0 when that was before the start.
+    /// The transaction of the grant, by `pg::transaction_number`; 0 when that was before the start, or
+    /// when the lease is in memory.
     pub granted_by: u64,
+    /// The number that no transaction which had ended by then reaches, when it was granted in memory, by
+    /// `pg::ended_transactions`.
+    pub granted_after: u64,
 }
 
 impl Holding {
@@ -115,6 +119,7 @@ impl Holding {
         granted_at: 0,
         renewed_at: 0,
         granted_by: 0,
+        granted_after: 0,
     };
 }
 
@@ -126,10 +131,8 @@ pub struct Entry {
     pub record: Record,
     /// Of the lease of `record.t_max`.
     pub holding: Holding,
-    /// The lease was released, and the ledger has not been told.
-    pub mark_due: bool,
-    /// The worker is telling it, in a transaction that may be open.
-    pub is_being_marked: bool,
+    /// The server log says which prepared transaction holds the resource up.
+    pub is_hold_up_reported: bool,
 }
 
 impl Entry {
@@ -138,8 +141,7 @@ impl Entry {
         Entry {
             record,
             holding,
-            mark_due: false,
-            is_being_marked: false,
+            is_hold_up_reported: false,
         }
     }
 }
@@ -181,30 +183,58 @@ pub struct Database {
     pub handed: i64,
     /// The highest token that can have been handed out before.
     pub floor: i64,
-    /// The ledger's timeline is not this server's: it was promoted, and may lack the last grants.
+    /// The highest T_max that was forgotten since and that the ledger does not hold.
+    pub forgotten: i64,
+    /// The ledger's timeline is not this server's: it was promoted.
     pub promoted: bool,
+    /// It was, and may lack the last grants.
+    pub lossy: bool,
     /// Nothing is granted before this instant; 0 for none.
-    pub lossy_until_us: i64,
+    pub grace_until_us: i64,
+    /// The longest TTL in memory that is durably known to have been granted.
+    pub memory_ttl_us: i64,
+    /// The longest TTL that the ledger has ever seen.
+    pub longest_ttl_us: i64,
+    /// The end of the WAL that leases in memory rely on: that marks rows of the ledger as released, or deletes
+    /// them, or makes this server the ledger's. None is granted before that is on disk, and on the standby.
+    pub marked_lsn: u64,
     /// Leases of tokens up to this one were lost with an earlier promotion.
     pub lost_up_to: i64,
-    /// `leasehold.server` names this server, database and timeline.
+    /// The ledger names this server, database and timeline as its own.
     pub is_home: bool,
     /// Releases are waiting to be marked in the ledger.
     pub marks_wanted: bool,
+    /// It is time to look for old rows in the ledger.
+    pub sweep_wanted: bool,
+    /// Its worker has been started and has not connected yet. One that stays so could not: the database has
+    /// been dropped, most likely.
+    pub is_connecting: bool,
 }
 
 impl Database {
+    /// Tokens at or below this are good for nothing unless they are somebody's T_max.
+    pub fn stale_floor(&self) -> i64 {
+        self.floor.max(self.forgotten)
+    }
+
     const UNUSED: Database = Database {
         oid: 0,
         ledger: 0,
         block: Block::EMPTY,
         handed: 0,
         floor: 0,
+        forgotten: 0,
         promoted: false,
-        lossy_until_us: 0,
+        lossy: false,
+        grace_until_us: 0,
+        memory_ttl_us: 0,
+        longest_ttl_us: 0,
+        marked_lsn: 0,
         lost_up_to: 0,
         is_home: false,
         marks_wanted: false,
+        sweep_wanted: false,
+        is_connecting: false,
     };
 }
 
@@ -238,6 +268,9 @@ struct Geometry {
     buckets: usize,
 }
 
+/// Partitions, slots, buckets: the same in every process of a server.
+static GEOMETRY: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+
 impl Geometry {
     fn of(max_leases: usize) -> Geometry {
         let share = (max_leases / LEASES_PER_PARTITION).clamp(1, PARTITIONS_MAX);
@@ -254,8 +287,24 @@ impl Geometry {
         }
     }
 
+    /// As it was computed by the startup hook, or anew before.
     fn current() -> Geometry {
-        Geometry::of(settings::max_leases())
+        let [partitions, slots, buckets] = [0, 1, 2].map(|i| GEOMETRY[i].load(Ordering::Relaxed));
+        if partitions == 0 {
+            return Geometry::of(settings::max_leases());
+        }
+        Geometry {
+            partitions,
+            slots,
+            buckets,
+        }
+    }
+
+    fn note(self) {
+        let numbers = [self.partitions, self.slots, self.buckets];
+        for (place, number) in GEOMETRY.iter().zip(numbers) {
+            place.store(number, Ordering::Relaxed);
+        }
     }
 
     fn heads_offset(self) -> usize {
@@ -305,7 +354,8 @@ impl PgSharedMemoryInitialization for Table {
         // the hook runs again after a crash, and these would point into the memory that is gone
         self.header.store(std::ptr::null_mut(), Ordering::Release);
         self.locks.store(std::ptr::null_mut(), Ordering::Release);
-        let geometry = Geometry::current();
+        let geometry = Geometry::of(settings::max_leases());
+        geometry.note();
         // SAFETY: called from the startup hook; the lock is one of the main array, held around the
         // look-up and the first initialisation, as `ShmemInitStruct` demands
         unsafe {
@@ -460,8 +510,8 @@ impl View {
         }
     }
 
-    /// A slot for a new entry: a free one, or one whose lease is over, best one whose release the
-    /// ledger knows.
+    /// A slot for a new entry: a free one, or one whose lease is over; best one whose end the ledger
+    /// knows and that nobody wants.
     fn vacate(&self, now_us: i64) -> Option<u32> {
         // SAFETY: the lock is held exclusively
         unsafe {
@@ -482,7 +532,7 @@ impl View {
                 };
                 let entry = &(*self.slot(index)).entry;
                 if entry.record.is_evictable(now_us) {
-                    if !entry.mark_due {
+                    if entry.record.due_mark().is_none() && !entry.record.contested {
                         found = Some(index);
                         break;
                     }
@@ -490,6 +540,10 @@ impl View {
                 }
             }
             let index = found.or(second_best)?;
+            let slot = &*self.slot(index);
+            if slot.entry.record.is_beyond_the_ledger() {
+                raise_forgotten(slot.database, slot.ledger, slot.entry.record.t_max);
+            }
             self.unlink(index);
             partition.generation = partition.generation.wrapping_add(1);
             Some(index)
@@ -546,6 +600,25 @@ pub fn change<R>(key: Key, change: impl FnOnce(&mut Entry) -> R) -> Option<R> {
     let index = locked.view.find(key)?;
     // SAFETY: the lock is held exclusively; this is the only reference
     Some(change(unsafe { &mut (*locked.view.slot(index)).entry }))
+}
+
+/// Whether another resource of this database has the same hash, so that a lock of it says nothing of this one.
+pub fn has_twin(key: Key) -> bool {
+    let locked = locked(key.hash, false);
+    let view = &locked.view;
+    // SAFETY: the lock is held; chains are finite and end in NONE
+    unsafe {
+        let mut index = *view.head(key.hash);
+        while index != NONE {
+            let slot = &*view.slot(index);
+            let is_here = slot.hash == key.hash && slot.database == key.database;
+            if is_here && slot.resource.as_slice() != key.resource {
+                return true;
+            }
+            index = slot.next;
+        }
+    }
+    false
 }
 
 /// A number that changes whenever an entry near this resource is reclaimed. To be read before the
@@ -625,22 +698,19 @@ pub fn take_due_marks(
     let geometry = Geometry::current();
     let mut due = Vec::with_capacity(most);
     for index in 0..geometry.partitions {
-        let locked = locked_partition(geometry, index, true);
+        let locked = locked_partition(geometry, index, false);
         for slot in 0..geometry.slots {
             if due.len() >= most {
                 return due;
             }
-            // SAFETY: the lock is held exclusively
-            let slot = unsafe { &mut *locked.view.slot(slot as u32) };
-            let entry = &mut slot.entry;
-            if entry.mark_due
-                && slot.database == database
+            // SAFETY: the lock is held
+            let slot = unsafe { &*locked.view.slot(slot as u32) };
+            let entry = &slot.entry;
+            if slot.database == database
                 && slot.ledger == ledger
-                && entry.record.grant.owner == 0
-                && entry.record.is_released(entry.record.lease.token)
+                && let Some(token) = entry.record.due_mark()
             {
-                entry.is_being_marked = true;
-                due.push((slot.resource, entry.record.lease.token));
+                due.push((slot.resource, token));
             }
         }
     }
@@ -652,7 +722,7 @@ pub fn take_due_marks(
 pub fn databases_at_shutdown() -> Vec<Database> {
     // SAFETY: the memory is still there; nobody else is
     let databases = unsafe { &(*header()).databases };
-    let used = databases.iter().filter(|d| d.oid != 0 && d.ledger != 0);
+    let used = databases.iter().filter(|d| d.oid != 0);
     used.copied().collect()
 }
 
@@ -683,14 +753,34 @@ pub fn want_marks(oid: Oid) {
     wake_worker();
 }
 
-/// The databases with releases to mark.
-pub fn marks_wanted() -> Vec<Oid> {
+/// Has the worker look for old rows of a database.
+pub fn want_sweep(oid: Oid) {
+    database(oid, |known| known.sweep_wanted = true);
+    wake_worker();
+}
+
+/// Has the worker look for old rows in every database that was used since the start and is there.
+pub fn want_sweeps() {
+    let held = lock(Geometry::current().locks() - 1).exclusive();
+    // SAFETY: the lock is held exclusively; this is the only reference
+    let databases = unsafe { &mut (*header()).databases };
+    let used = databases.iter_mut().filter(|d| d.oid != 0 && d.ledger != 0);
+    used.for_each(|d| d.sweep_wanted = !d.is_connecting);
+    drop(held);
+}
+
+/// The databases that `wanted` picks.
+pub fn databases_where(wanted: impl Fn(&Database) -> bool) -> Vec<Oid> {
     let mut all = Vec::with_capacity(DATABASES);
     let held = lock(Geometry::current().locks() - 1).share();
     // SAFETY: the lock is held
     let databases = unsafe { &(*header()).databases };
-    let wanted = databases.iter().filter(|d| d.oid != 0 && d.marks_wanted);
-    all.extend(wanted.map(|d| d.oid));
+    all.extend(
+        databases
+            .iter()
+            .filter(|d| d.oid != 0 && wanted(d))
+            .map(|d| d.oid),
+    );
     drop(held);
     all
 }
@@ -738,6 +828,19 @@ pub fn database<R>(oid: Oid, change: impl FnOnce(&mut Database) -> R) -> Option<
     Some(result)
 }
 
+/// Notes that a T_max of a ledger is forgotten that is nowhere else. Neither errors nor allocates: a
+/// partition's lock may be held.
+pub fn raise_forgotten(oid: Oid, ledger: Oid, t_max: i64) {
+    let held = lock(Geometry::current().locks() - 1).exclusive();
+    // SAFETY: the lock is held exclusively; this is the only reference
+    let databases = unsafe { &mut (*header()).databases };
+    let known = databases.iter_mut().find(|d| d.oid == oid);
+    if let Some(known) = known.filter(|known| known.ledger == ledger) {
+        known.forgotten = known.forgotten.max(t_max);
+    }
+    drop(held);
+}
+
 /// What is known of a database, under the databases' lock in share mode.
 pub fn known_database(oid: Oid) -> Option<Database> {
     let held = lock(Geometry::current().locks() - 1).share();
@@ -746,17 +849,6 @@ pub fn known_database(oid: Oid) -> Option<Database> {
     let known = databases.iter().find(|d| d.oid == oid).copied();
     drop(held);
     known
-}
-
-/// The databases that places are kept for.
-pub fn databases() -> Vec<Oid> {
-    let mut all = Vec::with_capacity(DATABASES);
-    let held = lock(Geometry::current().locks() - 1).share();
-    // SAFETY: the lock is held
-    let databases = unsafe { &(*header()).databases };
-    all.extend(databases.iter().map(|d| d.oid).filter(|oid| *oid != 0));
-    drop(held);
-    all
 }
 
 /// Gives the place of a database back: it has been dropped.

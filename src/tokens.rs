@@ -9,12 +9,15 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leasehold_core::token::{Block, block_from, first_after_start};
+use leasehold_core::token::{Block, Start, block_from, epoch_of, first_after_start};
 
 use crate::errors::{Answer, Refusal, code};
+use crate::ledger::{self, Numbers};
+use crate::marks;
 use crate::pg::{self, Oid};
+use crate::settings::{self, Promotion};
 use crate::table::{self, Database};
-use crate::{ledger, settings};
+use crate::xact;
 
 /// What is known of this database since the server started. Reads the ledger the first time.
 pub fn database(ledger: Oid) -> Answer<Database> {
@@ -23,16 +26,22 @@ pub fn database(ledger: Oid) -> Answer<Database> {
         return Ok(known);
     }
     let writable_us = table::writable_since(pg::clock::now_us());
-    let position = ledger::token_position(ledger)?;
-    let server = ledger::server(ledger)?;
-    let timeline = pg::timeline();
-    let at_home = server.as_ref().filter(|s| s.home == ledger::here());
-    let promoted = at_home.is_some_and(|s| s.timeline != timeline);
-    let wait_us = if promoted {
-        settings::max_ttl_us().max(ledger::longest_ttl_us(ledger)?)
-    } else {
-        0
+    let numbers = ledger::numbers(ledger)?;
+    let at_home = numbers.home == ledger::here();
+    let promoted = at_home && numbers.timeline != pg::timeline();
+    let lossy = promoted && settings::promotion() == Promotion::Lossy;
+    let grace_us = grace_us(at_home, lossy, &numbers);
+    let lost_up_to = match numbers.epoch_base {
+        Some(_) => numbers.lost_up_to,
+        None => ledger::highest_token(ledger)?,
     };
+    let mut floor = numbers.token;
+    if promoted && let Some(start) = start(&numbers, numbers.token, true, 0) {
+        // tokens that this server never received end with their epoch
+        floor = floor.max(start.token.saturating_sub(1));
+    }
+    // what was marked before may be there, and not yet on a standby
+    let marked_lsn = pg::written_wal();
     let found = in_table(|database| {
         if database.ledger != ledger {
             *database = Database {
@@ -41,21 +50,41 @@ pub fn database(ledger: Oid) -> Answer<Database> {
                 block: Block::EMPTY,
                 handed: database.handed,
                 // never lower: another ledger may come back, of a DROP EXTENSION that is undone
-                floor: position.max(database.floor),
+                floor: floor.max(database.floor),
+                forgotten: 0,
                 promoted,
-                lossy_until_us: if promoted {
-                    writable_us.saturating_add(wait_us)
+                lossy,
+                grace_until_us: if grace_us > 0 {
+                    writable_us.saturating_add(grace_us)
                 } else {
                     0
                 },
-                lost_up_to: at_home.map_or(0, |s| s.lost_up_to),
-                is_home: at_home.is_some() && !promoted,
+                memory_ttl_us: numbers.memory_ttl_us,
+                longest_ttl_us: numbers.longest_ttl_us,
+                marked_lsn: marked_lsn.max(database.marked_lsn),
+                lost_up_to,
+                is_home: at_home && !promoted,
                 marks_wanted: database.marks_wanted,
+                sweep_wanted: database.sweep_wanted,
+                is_connecting: database.is_connecting,
             };
         }
         *database
     })?;
     Ok(found)
+}
+
+/// How long nothing is granted after the server became writable: leases that it does not know may still
+/// be believed in. Those in memory are lost with every server; a promoted one may lack any.
+fn grace_us(at_home: bool, lossy: bool, numbers: &Numbers) -> i64 {
+    if !at_home {
+        return 0;
+    }
+    if !lossy {
+        return numbers.memory_ttl_us;
+    }
+    let longest_us = numbers.memory_ttl_us.max(numbers.longest_ttl_us);
+    longest_us.max(settings::max_ttl_us())
 }
 
 /// Runs `change` on this database's place, making room where the table of databases is full of
@@ -64,7 +93,7 @@ fn in_table<R>(change: impl Fn(&mut Database) -> R) -> Answer<R> {
     if let Some(result) = table::database(pg::database(), &change) {
         return Ok(result);
     }
-    for oid in table::databases() {
+    for oid in table::databases_where(|_| true) {
         if !pg::database_exists(oid) {
             table::forget_database(oid);
         }
@@ -76,25 +105,106 @@ fn in_table<R>(change: impl Fn(&mut Database) -> R) -> Answer<R> {
     })
 }
 
-/// Notes that `leasehold.server` names this server: its transaction has committed.
-pub fn moved_in(database: Oid, ledger: Oid) {
+/// Notes that the longest TTL in memory is durable: the transaction that raised it has committed.
+pub fn memory_ttl_is_durable(database: Oid, ledger: Oid, ttl_us: i64) {
     table::database(database, |known| {
         if known.ledger == ledger {
-            known.is_home = true;
+            known.memory_ttl_us = known.memory_ttl_us.max(ttl_us);
         }
     });
 }
 
-/// The next token, or None when the block in memory is used up. Neither errors nor allocates: may be
-/// called under a partition's lock.
-pub fn take(ledger: Oid) -> Option<i64> {
+/// Notes that a TTL is about to be granted in the ledger, where it is the longest so far. Durable with the commit
+/// of whoever is granted one so long: it comes later in the WAL.
+pub fn note_ttl(known: &Database, ttl_us: i64) -> Answer<()> {
+    let ledger = known.ledger;
+    if ttl_us <= known.longest_ttl_us {
+        return Ok(());
+    }
+    pg::heavy::lock_tokens();
+    let raised = ledger::numbers(ledger).and_then(|numbers| {
+        if numbers.longest_ttl_us < ttl_us {
+            ledger::set_longest_ttl(ledger, ttl_us)?;
+        }
+        in_table(|database| {
+            if database.ledger == ledger {
+                database.longest_ttl_us = database.longest_ttl_us.max(ttl_us);
+            }
+        })
+    });
+    pg::heavy::unlock_tokens();
+    raised
+}
+
+/// Raises the longest TTL in memory, on disk at once. For a standby it is durable with the commit of this
+/// transaction, which the caller makes wait for that. Something is written in any case: the commit of a transaction
+/// that wrote nothing waits for nothing.
+pub fn raise_memory_ttl(ledger: Oid, ttl_us: i64) -> Answer<()> {
+    pg::heavy::lock_tokens();
+    let raised = ledger::numbers(ledger)
+        .and_then(|numbers| ledger::set_memory_ttl(ledger, numbers.memory_ttl_us.max(ttl_us)));
+    pg::heavy::unlock_tokens();
+    raised?;
+    xact::raised_memory_ttl(ledger, ttl_us);
+    Ok(())
+}
+
+/// Makes this server the ledger's, before its first grant: on disk at once, and for a standby before a lease
+/// in memory relies on it. Where leases were lost with a promotion, that they are is written first.
+pub fn move_in(known: &Database) -> Answer<()> {
+    let ledger = known.ledger;
+    pg::heavy::lock_tokens();
+    let moved = ledger::numbers(ledger).and_then(|numbers| {
+        if known.lossy && numbers.lost_up_to < known.floor {
+            ledger::set_lost_up_to(ledger, known.floor)?;
+        }
+        ledger::set_home(ledger)
+    });
+    pg::heavy::unlock_tokens();
+    moved?;
+    let lsn = pg::own_wal();
+    in_table(|database| {
+        if database.ledger == ledger {
+            database.is_home = true;
+            database.marked_lsn = database.marked_lsn.max(lsn);
+        }
+    })
+}
+
+/// Notes that a row of the ledger was marked, or deleted, by the WAL up to there. Before anybody relies on it.
+pub fn note_marked(database: Oid, ledger: Oid, lsn: u64) {
+    table::database(database, |known| {
+        if known.ledger == ledger {
+            known.marked_lsn = known.marked_lsn.max(lsn);
+        }
+    });
+}
+
+/// A relation is about to be dropped. Where it is one of the extension's, the position of the tokens is noted,
+/// as long as all is there: an extension that is made again goes on above it.
+pub fn relation_goes(relation: Oid) -> Answer<()> {
+    if !table::is_ready() || pg::in_recovery() || !ledger::is_part(relation) {
+        return Ok(());
+    }
+    let ledger = ledger::oid()?;
+    let numbers = ledger::numbers(ledger)?;
+    let promoted = numbers.home == ledger::here() && numbers.timeline != pg::timeline();
+    let start = start(&numbers, numbers.token, promoted, 0);
+    let position = start.map_or(i64::MAX, |start| start.token.saturating_sub(1));
+    in_table(|database| database.handed = database.handed.max(position))
+}
+
+/// The next token, or None when the block in memory is used up; with it, how far the WAL must be kept so
+/// that no mark in the ledger is lost (`Database::marked_lsn`). Neither errors nor allocates: may be called
+/// under a partition's lock.
+pub fn take(ledger: Oid) -> Option<(i64, u64)> {
     table::database(pg::database(), |known| {
         if known.ledger != ledger {
             return None;
         }
         let token = known.block.take()?;
         known.handed = known.handed.max(token);
-        Some(token)
+        Some((token, known.marked_lsn))
     })
     .flatten()
 }
@@ -115,9 +225,10 @@ fn reserve(ledger: Oid) -> Answer<()> {
     if !known.block.is_empty() {
         return Ok(());
     }
-    let position = ledger::token_position(ledger)?.max(known.handed);
+    let numbers = ledger::numbers(ledger)?;
+    let position = numbers.token.max(known.handed);
     let start = if known.block == Block::EMPTY {
-        first_after_start(position, pg::timeline(), known.promoted, unix_seconds())
+        first_block(ledger, &numbers, position, known.promoted)?
     } else {
         position.checked_add(1)
     };
@@ -128,6 +239,43 @@ fn reserve(ledger: Oid) -> Answer<()> {
             database.block = block;
         }
     })
+}
+
+/// Where the first block since the start begins; None when tokens are used up.
+fn first_block(
+    ledger: Oid,
+    numbers: &Numbers,
+    position: i64,
+    promoted: bool,
+) -> Answer<Option<i64>> {
+    let mut position = position;
+    if numbers.epoch_base.is_none() {
+        // never used here: what rows there are came with a dump. It reads the sequence before the rows,
+        // which may be ahead of it then
+        let highest = ledger::highest_token(ledger)?;
+        ledger::set_lost_up_to(ledger, highest)?;
+        position = position.max(highest).max(marks::highest_token());
+    }
+    let start = start(numbers, position, promoted, unix_seconds());
+    let is_new = |start: &Start| known_base(numbers) != Some(start.epoch_base);
+    if let Some(start) = start.filter(is_new) {
+        ledger::set_epoch_base(ledger, start.epoch_base)?;
+    }
+    Ok(start.map(|start| start.token))
+}
+
+/// Where the first block after a position begins.
+fn start(numbers: &Numbers, position: i64, promoted: bool, unix_seconds: i64) -> Option<Start> {
+    let base = known_base(numbers).unwrap_or(epoch_of(position));
+    first_after_start(position, base, pg::timeline(), promoted, unix_seconds)
+}
+
+/// The epoch of timeline 1, if it is known in this cluster.
+fn known_base(numbers: &Numbers) -> Option<i64> {
+    let (system, _) = ledger::here();
+    numbers
+        .epoch_base
+        .filter(|_| numbers.epoch_system == system)
 }
 
 fn used_up() -> Refusal {

@@ -311,7 +311,7 @@ impl Plan {
             return Ok(token);
         }
         let resource = Resource {
-            name: name.to_vec(),
+            name: name.into(),
             hash,
             ledger: self.ledger,
         };

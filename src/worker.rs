@@ -1,55 +1,99 @@
-//! The static background worker: notes when the server became writable, and starts a worker in each
-//! database that has releases to mark.
+//! The background workers: a static one for the server, and one at a time for each database in use, which that
+//! one starts when there is something to do.
 //!
-//! It has no connection to a database of its own, so it is in nobody's way. It stays, because a
-//! worker that is done would not run again after a crash. Everything is correct without it: see
-//! `table::writable_since`, and what `marks` says of a clean shutdown.
+//! The static worker notes when the server became writable. It has no connection to a database, so it is in
+//! nobody's way. It stays, because a worker that is done would not run again after a crash.
+//!
+//! A database's worker marks releases in its ledger and deletes old rows. It ends when nothing is due, after a
+//! second at most, so it is never long in the way of DROP DATABASE.
+//!
+//! Everything is correct without them, where no worker slot is free: see `table::writable_since`, and what
+//! `marks` says of a clean shutdown.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::pg::hooks::{Marker, wait};
+use crate::pg::hooks::{DatabaseWorker, wait};
 use crate::pg::{self, Oid};
-use crate::table;
+use crate::{marks, settings, sweep, table};
 
 /// How long marks are left to gather, and until it tries again where no worker slot is free. What is
-/// granted again meanwhile needs no mark, and a mark costs about what a grant writes.
+/// granted again meanwhile needs no mark.
 const GATHER: Duration = Duration::from_secs(5);
 
-/// Until the server ends it.
+/// How long a database's worker works at a stretch.
+const SPELL: Duration = Duration::from_secs(1);
+
+/// Old rows are looked for so many times within the retention, but at most every second and at least every
+/// hour.
+const SWEEPS: i64 = 8;
+
+/// The static worker, until the server ends it.
 pub fn run() {
     if !table::is_ready() {
         return;
     }
     table::writable_since(pg::clock::now_us());
-    let mut running: HashMap<Oid, Marker> = HashMap::new();
+    let mut running: HashMap<Oid, DatabaseWorker> = HashMap::new();
+    let mut swept = Instant::now();
+    let mut marks_since = None;
     loop {
-        while !table::marks_wanted().is_empty() {
-            if !gather() {
-                return;
-            }
-            running.retain(|_, marker| !marker.has_ended());
-            for database in table::marks_wanted() {
+        if swept.elapsed() >= sweep_every() {
+            table::want_sweeps();
+            swept = Instant::now();
+        }
+        let has_marks = !table::databases_where(|known| known.marks_wanted).is_empty();
+        marks_since = has_marks.then(|| marks_since.unwrap_or_else(Instant::now));
+        let has_gathered = marks_since.is_some_and(|since| since.elapsed() >= GATHER);
+        let wanted = table::databases_where(|known| {
+            known.sweep_wanted || (has_gathered && known.marks_wanted)
+        });
+        let mut next = sweep_every().saturating_sub(swept.elapsed());
+        if !wanted.is_empty() {
+            running.retain(|_, worker| !worker.has_ended());
+            for database in wanted {
                 if !running.contains_key(&database)
-                    && let Some(marker) = Marker::start(database)
+                    && let Some(worker) = DatabaseWorker::start(database)
                 {
-                    running.insert(database, marker);
+                    running.insert(database, worker);
                 }
             }
+            // what could not be started is tried again then; what was, takes up its work before
+            marks_since = has_marks.then(Instant::now);
+            next = next.min(GATHER);
         }
-        if !wait(None) {
+        if let Some(since) = marks_since {
+            next = next.min(GATHER.saturating_sub(since.elapsed()));
+        }
+        if !wait(Some(next.max(Duration::from_millis(1)))) {
             return;
         }
     }
 }
 
-/// Lets marks gather. False when the worker is to end.
-fn gather() -> bool {
-    let start = Instant::now();
-    while let Some(left) = GATHER.checked_sub(start.elapsed()) {
-        if !wait(Some(left)) {
-            return false;
-        }
+fn sweep_every() -> Duration {
+    let every_us = settings::ledger_retention_us() / SWEEPS;
+    Duration::from_micros(every_us.unsigned_abs())
+        .clamp(Duration::from_secs(1), Duration::from_secs(3600))
+}
+
+/// The worker of a database; `connect` connects it, or ends the process.
+pub fn run_for(database: Oid, connect: impl FnOnce()) {
+    // before the connection, which fails when the database is gone: nobody tries again then
+    let sweeps = table::database(database, |known| {
+        known.is_connecting = true;
+        known.marks_wanted = false;
+        std::mem::replace(&mut known.sweep_wanted, false)
+    });
+    connect();
+    table::database(database, |known| known.is_connecting = false);
+    let until = Instant::now() + SPELL;
+    let more_marks = marks::run(database, until);
+    let more_rows = sweeps == Some(true) && sweep::run(until);
+    if more_marks {
+        table::want_marks(database);
     }
-    true
+    if more_rows {
+        table::want_sweep(database);
+    }
 }

@@ -9,8 +9,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
 
 use crate::errors::{Answer, Refusal, code};
+use crate::pg::sessions::{self, Told};
 use crate::pg::{self, Oid};
 use crate::resources::Resource;
 use crate::{table, tokens};
@@ -19,7 +21,7 @@ use crate::{table, tokens};
 #[derive(Clone)]
 pub struct Checked {
     /// The resource, to tell two of the same hash apart.
-    pub resource: Vec<u8>,
+    pub resource: Rc<[u8]>,
     /// The token that was found good.
     pub token: i64,
     /// When its lease is over, as far as known when it was checked.
@@ -37,6 +39,8 @@ struct Pending {
     token: i64,
     owner: u64,
     subtransaction: u32,
+    /// Of a grant: something of it is on disk, or will be with the commit.
+    on_disk: bool,
 }
 
 struct Undo {
@@ -51,8 +55,13 @@ struct State {
     releases: Vec<Pending>,
     /// (lease, TTL that its ledger row now holds)
     lengthened: Vec<(Pending, i64)>,
-    /// Ledgers in whose `server` row this transaction has written, by subtransaction.
-    moved_in: Vec<(Oid, u32)>,
+    /// Resources whose ledger row was marked released.
+    closed: Vec<Pending>,
+    /// The longest TTL in memory that this transaction has raised a ledger's to. Not undone by an abort of a
+    /// subtransaction: neither is what was written.
+    memory_ttl: Option<(Oid, i64)>,
+    /// The ledger that this transaction deletes rows of.
+    deleting: Option<Oid>,
     checked: HashMap<u64, Checked, BuildHasherDefault<Prehashed>>,
     undo: Vec<Undo>,
     /// When the statement was received that acquired under a fixed snapshot.
@@ -60,6 +69,8 @@ struct State {
     /// To be done once the locks are gone.
     grants_to_undo: Vec<Pending>,
     releases_to_do: Vec<Pending>,
+    /// Takers may be waiting for the locks that go.
+    wake_takers: bool,
 }
 
 /// The keys are hashes already.
@@ -95,6 +106,11 @@ pub fn is_idle() -> bool {
     !BUSY.get()
 }
 
+/// The callbacks have something to do from here on.
+pub fn is_going_to_act() {
+    BUSY.set(true);
+}
+
 /// A number that is this transaction's among all that run.
 pub fn owner() -> u64 {
     (u64::from(pg::pid().unsigned_abs()) << 32) | u64::from(NUMBER.get())
@@ -127,6 +143,7 @@ pub fn grant_begun(resource: Resource) {
         token: 0,
         owner: owner(),
         subtransaction: pg::subtransaction(),
+        on_disk: false,
     };
     with(|state| state.grants.push(pending));
 }
@@ -142,6 +159,39 @@ pub fn grant_recorded(token: i64) {
         if let Some(grant) = state.grants.last_mut() {
             grant.token = token;
         }
+    });
+}
+
+/// Notes that the last grant is nothing before the disk, and the standby, have what it wrote.
+pub fn grant_needs_the_disk() {
+    // the commit of a transaction without a number waits for nothing
+    pg::transaction_number();
+    with(|state| {
+        if let Some(grant) = state.grants.last_mut() {
+            grant.on_disk = true;
+        }
+    });
+}
+
+/// Notes that the ledger row of a resource was marked released, for a grant in memory under this token.
+pub fn closed_row(resource: &Resource, token: i64) {
+    let pending = pending(resource, token);
+    with(|state| state.closed.push(pending));
+}
+
+/// Notes that this transaction deletes rows of a ledger. It is a worker's, so all of it is undone or nothing.
+pub fn deletes_rows(ledger: Oid) {
+    BUSY.set(true);
+    with(|state| state.deleting = Some(ledger));
+}
+
+/// Notes that the longest TTL in memory was raised.
+pub fn raised_memory_ttl(ledger: Oid, ttl_us: i64) {
+    pg::transaction_number();
+    BUSY.set(true);
+    with(|state| {
+        let before = state.memory_ttl.map_or(0, |(_, ttl_us)| ttl_us);
+        state.memory_ttl = Some((ledger, before.max(ttl_us)));
     });
 }
 
@@ -162,6 +212,7 @@ pub fn release_at_commit(resource: &Resource, token: i64) {
 
 /// Notes that the ledger row of a lease now holds this TTL, if the transaction commits.
 pub fn lengthened(resource: &Resource, token: i64, ttl_us: i64) {
+    pg::transaction_number();
     BUSY.set(true);
     let pending = pending(resource, token);
     with(|state| state.lengthened.push((pending, ttl_us)));
@@ -173,14 +224,8 @@ fn pending(resource: &Resource, token: i64) -> Pending {
         token,
         owner: owner(),
         subtransaction: pg::subtransaction(),
+        on_disk: false,
     }
-}
-
-/// Notes that this transaction has made this server the ledger's.
-pub fn moved_in(ledger: Oid) {
-    BUSY.set(true);
-    let subtransaction = pg::subtransaction();
-    with(|state| state.moved_in.push((ledger, subtransaction)));
 }
 
 /// The verdict on a resource that holds in this transaction, seen by `look`.
@@ -192,7 +237,7 @@ pub fn checked<R>(hash: u64, resource: &[u8], look: impl FnOnce(&Checked) -> R) 
         state
             .checked
             .get(&hash)
-            .filter(|checked| checked.resource == resource)
+            .filter(|checked| *checked.resource == *resource)
             .map(look)
     })
 }
@@ -229,7 +274,14 @@ pub fn grant_stands_alone() {
 
 /// PRE_COMMIT: grants and TTLs are durable when the client hears of them, whatever the session set.
 pub fn before_commit() -> Answer<()> {
-    let writes = with(|state| !state.grants.is_empty() || !state.lengthened.is_empty());
+    if let Some(told) = sessions::committing() {
+        return Err(cut_off(told));
+    }
+    let writes = with(|state| {
+        state.memory_ttl.is_some()
+            || !state.lengthened.is_empty()
+            || state.grants.iter().any(|grant| grant.on_disk)
+    });
     if writes {
         pg::raise_synchronous_commit();
     }
@@ -238,6 +290,24 @@ pub fn before_commit() -> Answer<()> {
         Some(time) if time != pg::statement_time() => Err(crate::acquire::not_alone()),
         _ => Ok(()),
     }
+}
+
+/// A taker has signalled this transaction: it ends as the signal would have ended it. 57014, 57P01.
+fn cut_off(told: Told) -> Refusal {
+    let refusal = match told {
+        Told::Cancelled => Refusal::new(
+            code::QUERY_CANCELED,
+            "canceling statement because another transaction wants a lease that is over",
+        ),
+        Told::ToEnd => Refusal::new(
+            code::ADMIN_SHUTDOWN,
+            "terminating connection because another transaction wants a lease that is over",
+        )
+        .fatal(),
+    };
+    refusal
+        .detail("The transaction was open under a lease that has been over for longer than leasehold.zombie_grace.")
+        .hint("Keep transactions shorter than the lease, or renew it in time.")
 }
 
 /// PRE_PREPARE: what must happen at the commit can't, in another session. 0A000.
@@ -251,7 +321,7 @@ pub fn before_prepare() -> Answer<()> {
         .map(|(what, lease)| (what, lease.resource.shown(), lease.token))
     });
     match what {
-        None => Ok(()),
+        None => sessions::committing().map_or(Ok(()), |told| Err(cut_off(told))),
         Some((what, resource, token)) => Err(Refusal::new(
             code::FEATURE_NOT_SUPPORTED,
             format!("cannot PREPARE a transaction that has {what} a lease"),
@@ -267,20 +337,50 @@ pub fn before_prepare() -> Answer<()> {
 pub fn committed() {
     let now_us = pg::clock::now_us();
     with(|state| {
+        let wrote = state.memory_ttl.is_some()
+            || !state.lengthened.is_empty()
+            || state.grants.iter().any(|grant| grant.on_disk);
+        let is_confirmed = !wrote || pg::commit_is_confirmed();
         for grant in state.grants.drain(..) {
-            table::change(grant.resource.key(), |entry| {
-                // the ledger row is the new lease's now
-                entry.mark_due = false;
+            let due = table::change(grant.resource.key(), |entry| {
+                entry.is_hold_up_reported = false;
                 entry.record.commit(grant.owner, now_us);
+                if grant.on_disk && !is_confirmed {
+                    entry.record.unconfirmed(grant.token, now_us);
+                }
+                entry.record.due_mark().is_some()
             });
+            if due == Some(true) {
+                table::want_marks(pg::database());
+            }
+        }
+        let closed = state.closed.drain(..).filter(|_| is_confirmed);
+        closed.for_each(|row| {
+            table::change(row.resource.key(), |entry| {
+                if entry.record.t_max == row.token {
+                    entry.record.row_closed();
+                }
+            });
+        });
+        if let Some((ledger, ttl_us)) = state.memory_ttl.take().filter(|_| is_confirmed) {
+            tokens::memory_ttl_is_durable(pg::database(), ledger, ttl_us);
         }
         for (lease, ttl_us) in state.lengthened.drain(..) {
-            table::change(lease.resource.key(), |entry| {
-                entry.record.note_durable_ttl(lease.token, ttl_us);
+            let due = table::change(lease.resource.key(), |entry| {
+                if is_confirmed {
+                    entry.record.note_durable_ttl(lease.token, ttl_us);
+                } else {
+                    entry.record.unconfirmed(lease.token, now_us);
+                }
+                entry.record.due_mark().is_some()
             });
+            if due == Some(true) {
+                table::want_marks(pg::database());
+            }
         }
-        for (ledger, _) in state.moved_in.drain(..) {
-            tokens::moved_in(pg::database(), ledger);
+        // while the fences of their resources are still held
+        if let Some(ledger) = state.deleting.take() {
+            tokens::note_marked(pg::database(), ledger, pg::own_commit());
         }
         state.releases_to_do = std::mem::take(&mut state.releases);
     });
@@ -298,7 +398,9 @@ pub fn aborted() {
         }
         state.releases.clear();
         state.lengthened.clear();
-        state.moved_in.clear();
+        state.closed.clear();
+        state.memory_ttl = None;
+        state.deleting = None;
     });
     transaction_over();
 }
@@ -308,13 +410,15 @@ pub fn aborted() {
 pub fn prepared() {
     with(|state| {
         state.lengthened.clear();
-        state.moved_in.clear();
+        state.memory_ttl = None;
     });
     transaction_over();
 }
 
 fn transaction_over() {
+    let held_fences = sessions::ended();
     with(|state| {
+        state.wake_takers |= held_fences;
         if state.checked.capacity() > 1024 {
             state.checked = HashMap::default();
         } else {
@@ -322,7 +426,11 @@ fn transaction_over() {
         }
         state.undo.clear();
         state.alone_since = None;
-        BUSY.set(!state.grants_to_undo.is_empty() || !state.releases_to_do.is_empty());
+        BUSY.set(
+            state.wake_takers
+                || !state.grants_to_undo.is_empty()
+                || !state.releases_to_do.is_empty(),
+        );
     });
     NUMBER.set(NUMBER.get().wrapping_add(1).max(1));
     invalidate();
@@ -332,26 +440,37 @@ fn transaction_over() {
 pub fn locks_are_gone() {
     with(|state| {
         for grant in state.grants_to_undo.drain(..) {
-            table::change(grant.resource.key(), |entry| {
-                entry.record.abort(grant.owner)
+            let due = table::change(grant.resource.key(), |entry| {
+                entry.record.abort(grant.owner);
+                entry.record.due_mark().is_some()
             });
+            // the ledger's row is the one of the grant that did not come about
+            if due == Some(true) && grant.on_disk {
+                table::want_marks(pg::database());
+            }
         }
+        let now_us = pg::clock::now_us();
         for lease in state.releases_to_do.drain(..) {
-            let released = table::change(lease.resource.key(), |entry| {
-                entry.record.release(lease.token);
-                entry.mark_due |= entry.record.is_released(lease.token);
-                entry.mark_due
+            let due = table::change(lease.resource.key(), |entry| {
+                entry.record.release(lease.token, now_us);
+                entry.record.due_mark().is_some()
             });
-            if released == Some(true) {
+            if due == Some(true) {
                 table::want_marks(pg::database());
             }
         }
     });
+    if with(|state| std::mem::take(&mut state.wake_takers)) {
+        sessions::wake_takers();
+    }
     let idle = STATE.with_borrow(|state| {
-        state.grants.is_empty()
+        !sessions::is_open()
+            && state.grants.is_empty()
             && state.releases.is_empty()
             && state.lengthened.is_empty()
-            && state.moved_in.is_empty()
+            && state.closed.is_empty()
+            && state.memory_ttl.is_none()
+            && state.deleting.is_none()
             && state.undo.is_empty()
     });
     BUSY.set(!idle);
@@ -360,15 +479,14 @@ pub fn locks_are_gone() {
 /// A subtransaction aborted; its locks are still held.
 pub fn subtransaction_aborted(my: u32) {
     with(|state| {
+        state.wake_takers |= sessions::is_open();
         while state.grants.last().is_some_and(|g| g.subtransaction == my) {
             let grant = state.grants.pop();
             state.grants_to_undo.extend(grant);
         }
         drop_tail(&mut state.releases, |r| r.subtransaction == my);
         drop_tail(&mut state.lengthened, |(l, _)| l.subtransaction == my);
-        drop_tail(&mut state.moved_in, |(_, subtransaction)| {
-            *subtransaction == my
-        });
+        drop_tail(&mut state.closed, |row| row.subtransaction == my);
         while state.undo.last().is_some_and(|u| u.subtransaction == my) {
             let Some(undo) = state.undo.pop() else { break };
             match undo.before {
@@ -395,8 +513,8 @@ pub fn subtransaction_committed(my: u32, parent: u32) {
         hand_over(releases.map(|r| &mut r.subtransaction), my, parent);
         let lengthened = state.lengthened.iter_mut();
         hand_over(lengthened.map(|(l, _)| &mut l.subtransaction), my, parent);
-        let moved_in = state.moved_in.iter_mut();
-        hand_over(moved_in.map(|(_, s)| s), my, parent);
+        let closed = state.closed.iter_mut();
+        hand_over(closed.map(|row| &mut row.subtransaction), my, parent);
         let undo = state.undo.iter_mut();
         hand_over(undo.map(|u| &mut u.subtransaction), my, parent);
     });

@@ -3,15 +3,15 @@
 //!
 //! Invariant: the server ends and its directories go when this program ends, however it ends. A
 //! keeper, a shell process in a process group of its own (so that a Ctrl-C does not reach it), makes
-//! the cluster, starts it, and then reads a pipe that nobody writes to. The pipe closes when this
-//! program stops the cluster or is gone, be it by kill -9, and the keeper takes everything down.
+//! the cluster, starts it, and then reads commands from a pipe. The pipe closes when this program
+//! stops the cluster or is gone, be it by kill -9, and the keeper takes everything down.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use postgres::{Client, Config, NoTls};
@@ -50,7 +50,12 @@ export PGDATA
     cat settings >>data/postgresql.conf &&
     "$@" "$bin/pg_ctl" start --silent --wait --log="$dir/server.log" >>keeper.log 2>&1 &&
     echo ready || echo failed
-read -r _
+while read -r command; do
+    case $command in
+    crash) "$@" "$bin/pg_ctl" stop --silent --wait --mode=immediate >>keeper.log 2>&1 ;;
+    start) "$@" "$bin/pg_ctl" start --silent --no-wait --log="$dir/server.log" >>keeper.log 2>&1 ;;
+    esac && echo ready || echo failed
+done
 "$@" "$bin/pg_ctl" stop --silent --wait --mode=immediate >>keeper.log 2>&1
 cd /
 rm -rf "$dir" "$sockets"
@@ -64,6 +69,7 @@ pub struct Cluster {
     dir: PathBuf,
     socket_dir: PathBuf,
     keeper: Child,
+    answers: BufReader<ChildStdout>,
 }
 
 impl Cluster {
@@ -93,26 +99,37 @@ impl Cluster {
         if server_user.is_some() {
             keeper.args(["runuser", "-u", SERVER_USER, "--"]);
         }
-        let keeper = keeper
+        let mut keeper = keeper
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()?;
+        let answers = BufReader::new(keeper.stdout.take().ok_or("the keeper has no output")?);
         let mut cluster = Cluster {
             bindir,
             dir,
             socket_dir,
             keeper,
+            answers,
         };
         cluster.wait_ready()?;
         Ok(cluster)
     }
 
+    /// Starts one that has leasehold, in the database postgres.
+    pub fn with_leasehold(pg_config: &Path, settings: &[&str]) -> Result<Self> {
+        let mut lines = vec!["shared_preload_libraries = 'leasehold'"];
+        lines.extend(settings);
+        let cluster = Cluster::start(pg_config, &lines)?;
+        cluster
+            .connect()?
+            .batch_execute("CREATE EXTENSION leasehold")?;
+        Ok(cluster)
+    }
+
     fn wait_ready(&mut self) -> Result<()> {
         let mut line = String::new();
-        if let Some(stdout) = self.keeper.stdout.take() {
-            BufReader::new(stdout).read_line(&mut line)?;
-        }
+        self.answers.read_line(&mut line)?;
         if line == "ready\n" {
             return Ok(());
         }
@@ -123,6 +140,22 @@ impl Cluster {
             log("server.log")
         )
         .into())
+    }
+
+    /// Stops the server as a crash would, and returns when it is gone.
+    pub fn crash(&mut self) -> Result<()> {
+        self.order("crash")
+    }
+
+    /// Starts the server again; does not wait until it takes connections.
+    pub fn start_again(&mut self) -> Result<()> {
+        self.order("start")
+    }
+
+    fn order(&mut self, command: &str) -> Result<()> {
+        let stdin = self.keeper.stdin.as_mut().ok_or("the keeper is gone")?;
+        writeln!(stdin, "{command}")?;
+        self.wait_ready()
     }
 
     /// A session of the superuser in the database postgres.
@@ -163,7 +196,7 @@ impl Drop for Cluster {
 }
 
 /// Neither PG* nor RUST_BACKTRACE, which would put backtraces into the server's errors.
-fn clean(mut command: Command) -> Command {
+pub fn clean(mut command: Command) -> Command {
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -203,7 +236,7 @@ fn target_dir() -> Option<PathBuf> {
 }
 
 /// A new directory in `parent` that belongs to the servers' user, who can also get there.
-fn new_dir(parent: &Path, server_user: Option<(u32, u32)>) -> Result<PathBuf> {
+pub fn new_dir(parent: &Path, server_user: Option<(u32, u32)>) -> Result<PathBuf> {
     let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
     let dir = parent.join(format!("leasehold-bench-{}-{number}", std::process::id()));
     fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;

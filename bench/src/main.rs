@@ -6,12 +6,18 @@
 //! they reach the target; it does not pass or fail.
 
 mod cluster;
+mod contest;
+mod in_memory;
 mod leases;
 mod machine;
 mod memory;
+mod million;
 mod pgbench;
 mod rates;
+mod recovery;
+mod redis;
 mod report;
+mod snapshot;
 mod stats;
 mod update;
 
@@ -31,10 +37,25 @@ usage: leasehold-bench [--pg-config PATH] [--rounds N] [--seconds S] [--only NAM
   --pg-config PATH  the PostgreSQL that has leasehold installed (default: pg_config)
   --rounds N        rounds per row, of which the median counts (default: 11)
   --seconds S       length of one pgbench run (default: 1)
-  --only NAME       acquire, held, renew, update or memory; may be given several times";
+  --rows N          size of the ledger in parts recovery and million; may be given several times
+                    (default: 100000 and 1000000)
+  --cycles N        acquires with their releases of each competitor in part snapshot (default: 30000,
+                    some two minutes in all)
+  --only NAME       acquire, held, renew, update, memory, memory-leases, recovery, million or snapshot;
+                    may be given several times";
 
 /// The groups of rows, in the order in which they run.
-const GROUPS: [&str; 5] = ["acquire", "held", "renew", "update", "memory"];
+const GROUPS: [&str; 9] = [
+    "acquire",
+    "held",
+    "renew",
+    "update",
+    "memory",
+    "memory-leases",
+    "recovery",
+    "million",
+    "snapshot",
+];
 
 /// What the command line asks for.
 pub struct Options {
@@ -43,7 +64,22 @@ pub struct Options {
     pub rounds: u32,
     /// Length of one pgbench run.
     pub seconds: u32,
+    /// Sizes of the ledgers that are measured; none: each part has its own.
+    rows: Vec<u32>,
+    /// Cycles of each competitor under a snapshot.
+    pub cycles: u32,
     only: Vec<String>,
+}
+
+impl Options {
+    /// The sizes of the ledger that were asked for, else that one.
+    pub fn rows_or(&self, default: u32) -> Vec<u32> {
+        if self.rows.is_empty() {
+            vec![default]
+        } else {
+            self.rows.clone()
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -73,6 +109,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>> {
         pg_config: "pg_config".into(),
         rounds: 11,
         seconds: 1,
+        rows: Vec::new(),
+        cycles: 30_000,
         only: Vec::new(),
     };
     while let Some(arg) = args.next() {
@@ -81,6 +119,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>> {
             "--pg-config" => options.pg_config = value()?.into(),
             "--rounds" => options.rounds = at_least_one(&arg, &value()?)?,
             "--seconds" => options.seconds = at_least_one(&arg, &value()?)?,
+            "--rows" => options.rows.push(at_least_one(&arg, &value()?)?),
+            "--cycles" => options.cycles = at_least_one(&arg, &value()?)?,
             "--only" => {
                 let name = value()?;
                 if !GROUPS.contains(&name.as_str()) {
@@ -122,12 +162,8 @@ fn run(options: &Options) -> Result<()> {
         None
     };
 
-    let cluster = Cluster::start(
-        &options.pg_config,
-        &["shared_preload_libraries = 'leasehold'"],
-    )?;
+    let cluster = Cluster::with_leasehold(&options.pg_config, &[])?;
     let mut client = cluster.connect()?;
-    client.batch_execute("CREATE EXTENSION leasehold")?;
     let machine = machine::describe(&cluster, &mut client)?;
     eprintln!("{machine}");
 
@@ -146,7 +182,25 @@ fn run(options: &Options) -> Result<()> {
     if let Some(bare) = bare {
         memory::run(bare, &cluster, &mut report)?;
     }
+    drop(client);
     drop(cluster);
+
+    // each on servers of its own
+    if wanted("memory-leases") {
+        in_memory::run(options, &mut report)?;
+    }
+
+    if wanted("recovery") {
+        recovery::run(options, &mut report)?;
+    }
+
+    if wanted("million") {
+        million::run(options, &mut report)?;
+    }
+
+    if wanted("snapshot") {
+        snapshot::run(options, &mut report)?;
+    }
 
     println!("{machine}\n{report}");
     println!(
@@ -190,17 +244,30 @@ mod tests {
             "held",
             "--only",
             "renew",
+            "--rows",
+            "10",
+            "--rows",
+            "20",
+            "--cycles",
+            "30",
         ];
         let options = parsed(&args).unwrap().unwrap();
         assert_eq!(options.pg_config, PathBuf::from("/p"));
         assert_eq!((options.rounds, options.seconds), (7, 1));
         assert_eq!(options.only, ["held", "renew"]);
+        assert_eq!((options.rows_or(1), options.cycles), (vec![10, 20], 30));
+    }
+
+    #[test]
+    fn each_part_has_its_own_number_of_rows() {
+        assert_eq!(parsed(&[]).unwrap().unwrap().rows_or(7), [7]);
     }
 
     #[test]
     fn nonsense_is_refused() {
         for args in [
             &["--rounds", "0"][..],
+            &["--cycles", "0"],
             &["--seconds", "x"],
             &["--only", "all"],
             &["--rounds"],

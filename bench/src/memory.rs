@@ -103,14 +103,14 @@ fn shared(client: &mut Client, bare: i64, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn shared_bytes(client: &mut Client, condition: &str) -> Result<i64> {
+pub fn shared_bytes(client: &mut Client, condition: &str) -> Result<i64> {
     let sql = format!(
         "SELECT coalesce(sum(allocated_size), 0)::bigint FROM pg_shmem_allocations WHERE {condition}"
     );
     Ok(client.query_one(&sql, &[])?.get(0))
 }
 
-fn megabytes(bytes: i64) -> f64 {
+pub fn megabytes(bytes: i64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
@@ -125,28 +125,17 @@ fn backend(client: &mut Client, report: &mut Report) -> Result<()> {
         let calls = part * TURNS / PARTS * CALLS_PER_TURN;
         eprintln!("memory, {calls} calls in one backend: {after}");
     }
-    let contexts = after.contexts - before.contexts;
-    let resident = after
-        .resident
-        .zip(before.resident)
-        .map(|(after, before)| after - before);
-    let ours = match resident {
-        Some(resident) => format!("{contexts:+} bytes in contexts, {resident:+} bytes RssAnon"),
-        None => format!("{contexts:+} bytes in contexts"),
-    };
-    let what = format!("growth of a backend over {} calls", TURNS * CALLS_PER_TURN);
-    report.figure(
-        &what,
-        ours,
-        "none",
-        contexts.max(resident.unwrap_or(0)) < GROWTH_BYTES_MAX,
+    after.growth_since(
+        before,
+        &format!("over {} calls", TURNS * CALLS_PER_TURN),
+        report,
     );
     Ok(())
 }
 
 /// How large the backend of a session is, in bytes.
 #[derive(Clone, Copy)]
-struct Size {
+pub struct Size {
     /// All memory contexts.
     contexts: i64,
     /// Private memory in use, PostgreSQL's or not; None where the operating system does not tell.
@@ -154,7 +143,7 @@ struct Size {
 }
 
 impl Size {
-    fn of(client: &mut Client) -> Result<Self> {
+    pub fn of(client: &mut Client) -> Result<Self> {
         let sql =
             "SELECT sum(total_bytes)::bigint, pg_backend_pid() FROM pg_backend_memory_contexts";
         let row = client.query_one(sql, &[])?;
@@ -162,6 +151,25 @@ impl Size {
             contexts: row.get(0),
             resident: resident(row.get(1)),
         })
+    }
+
+    /// The row about it.
+    pub fn growth_since(self, before: Size, over: &str, report: &mut Report) {
+        let contexts = self.contexts - before.contexts;
+        let resident = self
+            .resident
+            .zip(before.resident)
+            .map(|(after, before)| after - before);
+        let ours = match resident {
+            Some(resident) => format!("{contexts:+} bytes in contexts, {resident:+} bytes RssAnon"),
+            None => format!("{contexts:+} bytes in contexts"),
+        };
+        report.figure(
+            &format!("growth of a backend {over}"),
+            ours,
+            "none",
+            contexts.max(resident.unwrap_or(0)) < GROWTH_BYTES_MAX,
+        );
     }
 }
 

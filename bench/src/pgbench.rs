@@ -6,10 +6,12 @@ use std::process::Stdio;
 
 use crate::Result;
 use crate::cluster::Cluster;
+use crate::contest::{Load, Variables};
 
 /// A script that any number of clients runs over and over.
 pub struct Script {
     path: PathBuf,
+    settings: &'static str,
 }
 
 impl Script {
@@ -18,18 +20,27 @@ impl Script {
     pub fn new(cluster: &Cluster, name: &str, text: &str) -> Result<Self> {
         let path = cluster.dir().join(name).with_extension("sql");
         std::fs::write(&path, text)?;
-        Ok(Script { path })
+        Ok(Script { path, settings: "" })
     }
 
+    /// Command-line options of the server, such as `-c name=value`, for the sessions that run it.
+    pub fn with_settings(mut self, settings: &'static str) -> Self {
+        self.settings = settings;
+        self
+    }
+}
+
+impl Load for Script {
     /// Transactions a second; a transaction is one pass through the script.
-    pub fn rate(
+    fn rate(
         &self,
         cluster: &Cluster,
         clients: u32,
         seconds: u32,
-        variables: &[(&str, i64)],
+        variables: &Variables,
     ) -> Result<f64> {
         let mut command = cluster.client_program("pgbench");
+        command.env("PGOPTIONS", self.settings);
         command.args(["--no-vacuum", "--protocol=prepared"]);
         command.arg(format!("--client={clients}"));
         command.arg(format!("--jobs={}", clients.min(cores())));

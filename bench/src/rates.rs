@@ -5,24 +5,21 @@
 //! what differs is the work asked for. After each run of leasehold the server is asked whether the
 //! calls did what they should: a refusal is fast too.
 
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
 use postgres::Client;
 
 use crate::cluster::Cluster;
+use crate::contest::{Competitor, Contest, count, no_check};
 use crate::leases::{expect_held, take};
 use crate::pgbench::Script;
-use crate::report::{Figure, Ratio, Report, Target};
-use crate::stats::{median, order, range, ratios};
+use crate::report::{Report, Target};
 use crate::{Options, Result};
 
 /// Resources of each client, taken in turn. With 32 clients that is 16,000, what the lease table
 /// holds by default.
-const RESOURCES_PER_CLIENT: i64 = 500;
+pub const RESOURCES_PER_CLIENT: i64 = 500;
 const MAX_CLIENTS: i64 = 32;
 
-const ACQUIRE: &str = "\
+pub const ACQUIRE: &str = "\
 \\set n (:n + 1) % 500
 SELECT acquire_lease('bench/' || :client_id || '/' || :n) AS token \\gset
 SELECT release_lease('bench/' || :client_id || '/' || :n, :token);
@@ -57,46 +54,30 @@ const SELECT_1_SET: &str = "\
 SELECT 1;
 ";
 
-/// Variables of a script, and what `check` needs to know of the leases that `prepare` took.
-type Variables = Vec<(&'static str, i64)>;
-
-/// One way to do the job, and what to do before and after each of its runs, which is not measured.
-struct Competitor {
-    name: &'static str,
-    script: Script,
-    prepare: fn(&mut Client, clients: u32) -> Result<Variables>,
-    check: fn(&mut Client, clients: u32, &Variables) -> Result<()>,
-}
-
-/// The rows of one number of clients: the first competitor is ours, each other one gives a row.
-struct Contest<'a> {
-    what: String,
-    clients: u32,
-    competitors: &'a [Competitor],
-    targets: &'a [Target],
-}
-
 /// Durable acquire and release of distinct resources, against one INSERT and against a lock table.
 pub fn acquire(options: &Options, cluster: &Cluster, report: &mut Report) -> Result<()> {
     let mut client = cluster.connect()?;
     seed(&mut client)?;
     let prepare = |_: &mut Client, _| Ok(vec![("n", 0)]);
+    let acquire = Script::new(cluster, "acquire", ACQUIRE)?;
+    let insert = Script::new(cluster, "insert", INSERT)?;
+    let lock_table = Script::new(cluster, "lock_table", LOCK_TABLE)?;
     let competitors = [
         Competitor {
             name: "leasehold",
-            script: Script::new(cluster, "acquire", ACQUIRE)?,
+            load: &acquire,
             prepare,
             check: |client, _, _| expect_held(client, "true", 0),
         },
         Competitor {
             name: "one-row INSERT + SELECT 1",
-            script: Script::new(cluster, "insert", INSERT)?,
+            load: &insert,
             prepare,
             check: no_check,
         },
         Competitor {
             name: "lock table",
-            script: Script::new(cluster, "lock_table", LOCK_TABLE)?,
+            load: &lock_table,
             prepare,
             check: no_check,
         },
@@ -106,7 +87,7 @@ pub fn acquire(options: &Options, cluster: &Cluster, report: &mut Report) -> Res
             what: format!("durable acquire + release, {}", count(clients)),
             clients,
             competitors: &competitors,
-            targets: &[Target::AtLeast(0.85), Target::AtLeast(1.5)],
+            targets: &[Some(Target::AtLeast(0.85)), Some(Target::AtLeast(1.5))],
         };
         contest.hold(options, cluster, &mut client, report)?;
     }
@@ -116,10 +97,12 @@ pub fn acquire(options: &Options, cluster: &Cluster, report: &mut Report) -> Res
 /// A lease that another holds, so that every call answers NULL; all clients on one resource.
 pub fn held(options: &Options, cluster: &Cluster, report: &mut Report) -> Result<()> {
     let mut client = cluster.connect()?;
+    let held = Script::new(cluster, "held", HELD)?;
+    let select_1 = Script::new(cluster, "select_1", SELECT_1)?;
     let competitors = [
         Competitor {
             name: "leasehold",
-            script: Script::new(cluster, "held", HELD)?,
+            load: &held,
             prepare: |client, _| {
                 Ok(vec![(
                     "first",
@@ -132,8 +115,8 @@ pub fn held(options: &Options, cluster: &Cluster, report: &mut Report) -> Result
         },
         Competitor {
             name: "SELECT 1",
-            script: Script::new(cluster, "select_1", SELECT_1)?,
-            prepare: |_, _| Ok(Variables::new()),
+            load: &select_1,
+            prepare: |_, _| Ok(Vec::new()),
             check: no_check,
         },
     ];
@@ -142,7 +125,7 @@ pub fn held(options: &Options, cluster: &Cluster, report: &mut Report) -> Result
             what: format!("acquire of a held lease, {}", count(clients)),
             clients,
             competitors: &competitors,
-            targets: &[Target::AtLeast(0.85)],
+            targets: &[Some(Target::AtLeast(0.85))],
         };
         contest.hold(options, cluster, &mut client, report)?;
     }
@@ -152,10 +135,12 @@ pub fn held(options: &Options, cluster: &Cluster, report: &mut Report) -> Result
 /// Each client renews its own lease.
 pub fn renew(options: &Options, cluster: &Cluster, report: &mut Report) -> Result<()> {
     let mut client = cluster.connect()?;
+    let renew = Script::new(cluster, "renew", RENEW)?;
+    let select_1 = Script::new(cluster, "select_1_set", SELECT_1_SET)?;
     let competitors = [
         Competitor {
             name: "leasehold",
-            script: Script::new(cluster, "renew", RENEW)?,
+            load: &renew,
             prepare: |client, clients| {
                 let resources: Vec<String> =
                     (0..clients).map(|number| number.to_string()).collect();
@@ -167,7 +152,7 @@ pub fn renew(options: &Options, cluster: &Cluster, report: &mut Report) -> Resul
         },
         Competitor {
             name: "SELECT 1",
-            script: Script::new(cluster, "select_1_set", SELECT_1_SET)?,
+            load: &select_1,
             prepare: |_, _| Ok(vec![("first", 1)]),
             check: no_check,
         },
@@ -177,78 +162,24 @@ pub fn renew(options: &Options, cluster: &Cluster, report: &mut Report) -> Resul
             what: format!("renew, {}", count(clients)),
             clients,
             competitors: &competitors,
-            targets: &[Target::AtLeast(0.85)],
+            targets: &[Some(Target::AtLeast(0.85))],
         };
         contest.hold(options, cluster, &mut client, report)?;
     }
     Ok(())
 }
 
-impl Contest<'_> {
-    fn hold(
-        &self,
-        options: &Options,
-        cluster: &Cluster,
-        client: &mut Client,
-        report: &mut Report,
-    ) -> Result<()> {
-        let mut rates = vec![Vec::new(); self.competitors.len()];
-        // the first round warms up and is thrown away
-        for round in 0..=options.rounds {
-            for number in order(round, self.competitors.len()) {
-                let seconds = if round == 0 { 1 } else { options.seconds };
-                let rate = self.run(&self.competitors[number], cluster, client, seconds)?;
-                eprintln!(
-                    "{}, round {round}: {} {}",
-                    self.what,
-                    self.competitors[number].name,
-                    per_second(rate)
-                );
-                if round > 0 {
-                    rates[number].push(rate);
-                }
-            }
-        }
-        let (ours, others) = rates.split_first().ok_or("no competitor")?;
-        for ((competitor, theirs), target) in
-            self.competitors[1..].iter().zip(others).zip(self.targets)
-        {
-            let against = Figure {
-                name: competitor.name,
-                value: per_second(median(theirs)),
-            };
-            let ratios = ratios(ours, theirs);
-            let (low, high) = range(&ratios);
-            let ratio = Ratio {
-                value: median(&ratios),
-                spread: format!(" ({low:.2} to {high:.2})"),
-            };
-            report.ratio(
-                &self.what,
-                per_second(median(ours)),
-                against,
-                ratio,
-                Some(*target),
-            );
-        }
-        Ok(())
+/// Acquires and releases all resources of the scripts once.
+pub fn touch(client: &mut Client) -> Result<()> {
+    for number in 0..MAX_CLIENTS {
+        // a transaction each: one transaction can't hold the locks of all of them
+        client.execute(
+            "SELECT release_lease(resource, acquire_lease(resource))
+             FROM (SELECT 'bench/' || $1::bigint || '/' || n FROM generate_series(0, $2::bigint - 1) AS n) AS r (resource)",
+            &[&number, &RESOURCES_PER_CLIENT],
+        )?;
     }
-
-    fn run(
-        &self,
-        competitor: &Competitor,
-        cluster: &Cluster,
-        client: &mut Client,
-        seconds: u32,
-    ) -> Result<f64> {
-        let variables = (competitor.prepare)(client, self.clients)?;
-        settle(client)?;
-        let rate = competitor
-            .script
-            .rate(cluster, self.clients, seconds, &variables)?;
-        (competitor.check)(client, self.clients, &variables)?;
-        Ok(rate)
-    }
+    Ok(())
 }
 
 /// Every resource is known to each competitor before the first round, so that none measures first touches.
@@ -268,49 +199,5 @@ fn seed(client: &mut Client) -> Result<()> {
              FROM generate_series(0, {MAX_CLIENTS} - 1) AS client, generate_series(0, {RESOURCES_PER_CLIENT} - 1) AS n;
          ANALYZE bench_lock"
     ))?;
-    for number in 0..MAX_CLIENTS {
-        // a transaction each: one transaction can't hold the locks of all of them
-        client.execute(
-            "SELECT release_lease(resource, acquire_lease(resource))
-             FROM (SELECT 'bench/' || $1::bigint || '/' || n FROM generate_series(0, $2::bigint - 1) AS n) AS r (resource)",
-            &[&number, &RESOURCES_PER_CLIENT],
-        )?;
-    }
-    Ok(())
-}
-
-fn no_check(_: &mut Client, _: u32, _: &Variables) -> Result<()> {
-    Ok(())
-}
-
-/// Lets the server finish what the run before left to its background processes. They report the
-/// end of it to nobody, so we watch the WAL come to rest.
-fn settle(client: &mut Client) -> Result<()> {
-    const STILL: Duration = Duration::from_millis(100);
-    const LIMIT: Duration = Duration::from_secs(10);
-    let begin = Instant::now();
-    let mut position = wal_position(client)?;
-    while begin.elapsed() < LIMIT {
-        sleep(STILL);
-        let next = wal_position(client)?;
-        if next == position {
-            return Ok(());
-        }
-        position = next;
-    }
-    Err("the server writes WAL without being asked to".into())
-}
-
-fn wal_position(client: &mut Client) -> Result<String> {
-    Ok(client
-        .query_one("SELECT pg_current_wal_insert_lsn()::text", &[])?
-        .get(0))
-}
-
-fn count(clients: u32) -> String {
-    format!("{clients} client{}", if clients == 1 { "" } else { "s" })
-}
-
-fn per_second(rate: f64) -> String {
-    format!("{rate:.0}/s")
+    touch(client)
 }

@@ -89,6 +89,14 @@ impl Report {
             yes_or_no(reached),
         ]);
     }
+
+    /// A row that is not judged.
+    pub fn note(&mut self, what: &str, ours: String) {
+        let mut row: [String; HEAD.len()] = Default::default();
+        row[0] = what.into();
+        row[1] = ours;
+        self.rows.push(row);
+    }
 }
 
 fn yes_or_no(reached: bool) -> String {
@@ -157,6 +165,7 @@ mod tests {
         );
         report.ratio("other", "9/s".into(), against("10/s"), ratio(), None);
         report.figure("memory", "1.0 MB".into(), "under 16 MB", true);
+        report.note("sweep", "9/s".into());
         let table = report.to_string();
         let reached: Vec<&str> = table
             .lines()
@@ -170,7 +179,7 @@ mod tests {
             .collect();
         assert_eq!(
             reached,
-            ["reached", "---------", "yes", "**no**", "", "yes"]
+            ["reached", "---------", "yes", "**no**", "", "yes", ""]
         );
         assert!(table.contains("| 0.90 (0.80 to 1.00) "), "{table}");
     }

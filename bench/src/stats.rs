@@ -19,6 +19,14 @@ pub fn range(figures: &[f64]) -> (f64, f64) {
     (low, high)
 }
 
+/// The figure that `share` of a non-empty set do not exceed.
+pub fn percentile(figures: &[f64], share: f64) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}
+
 /// The ratio within each round; figures of one index come from one round.
 pub fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
     ours.iter()
@@ -52,6 +60,15 @@ mod tests {
     #[test]
     fn range_is_the_extremes() {
         assert_eq!(range(&[2.0, -1.0, 7.0]), (-1.0, 7.0));
+    }
+
+    #[test]
+    fn percentile_is_a_figure_of_the_set() {
+        let figures: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        assert_eq!(percentile(&figures, 0.99), 198.0);
+        assert_eq!(percentile(&figures, 0.5), 100.0);
+        assert_eq!(percentile(&[7.0], 0.99), 7.0);
+        assert_eq!(percentile(&[7.0, 8.0], 0.0), 7.0);
     }
 
     #[test]

@@ -278,7 +278,7 @@ fn expect_refusal(client: &mut Client) -> Result<()> {
 }
 
 /// Time that a process has spent on a processor. Other work on the machine blurs it less than the clock.
-fn cpu_ms(pid: i32) -> Option<f64> {
+pub fn cpu_ms(pid: i32) -> Option<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
     let nanoseconds: f64 = text.split_whitespace().next()?.parse().ok()?;
     Some(nanoseconds / 1e6)

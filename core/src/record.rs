@@ -31,6 +31,8 @@ pub enum End {
     Lost = 2,
     /// It was over when its record was forgotten; whether released or expired is not known any more.
     Reclaimed = 3,
+    /// Its commit did not wait for the synchronous standby until that had it: the wait was cancelled.
+    Unconfirmed = 4,
 }
 
 /// The last committed lease of a resource; `token` 0 when there has been none.
@@ -43,13 +45,16 @@ pub struct Lease {
     pub ttl_us: Micros,
     /// The longest TTL of this lease that is durable in the ledger.
     pub ledger_ttl_us: Micros,
-    /// The first instant at which the lease is over.
+    /// The first instant at which the lease is over. Where it was ended before that, or where nothing
+    /// more is known than that it is over: since when it is over at the latest.
     pub deadline_us: Micros,
     /// Whether it was ended before that.
     pub end: End,
-    /// It was granted before the server was started, and its ledger row does not say that it was
-    /// released: forgotten after a release, it would be believed in again.
-    pub unmarked: bool,
+    /// It was granted before the server was started, and the ledger brought it back: forgotten after a
+    /// release that the ledger has not been told of, it would come back once more.
+    pub recovered: bool,
+    /// It is in the ledger, so it survives the server. The others (`leasehold.durability = memory`) do not.
+    pub durable: bool,
 }
 
 /// A grant whose transaction has not ended yet; `owner` 0 when there is none.
@@ -60,6 +65,8 @@ pub struct Grant {
     pub owner: u64,
     /// Its token; 0 until the grant is recorded.
     pub token: i64,
+    /// Whether the lease will be durable.
+    pub durable: bool,
     /// The TTL that the lease will run from the commit.
     pub ttl_us: Micros,
     /// The TTL that the ledger row of this transaction holds.
@@ -81,6 +88,9 @@ pub struct Record {
     /// Somebody wanted the resource after the lease was over: from then on no further transaction may
     /// fence under its token, or a busy old holder could keep a taker out for ever.
     pub contested: bool,
+    /// The ledger has a row of the resource that counts here and is not marked released: a server that
+    /// is started next would believe in its lease.
+    pub row_open: bool,
 }
 
 /// What the ledger says of a resource.
@@ -105,6 +115,16 @@ pub enum Standing {
     Reclaimed,
     /// Granted by another server, in another database, or on a timeline that was left.
     Lost,
+}
+
+/// The answer to [`Record::lasting`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lasting {
+    /// The ledger knows the lease; one in memory does not survive.
+    pub durable: bool,
+    /// The longest TTL that the ledger holds for it; a renewal of a durable lease beyond it must write the
+    /// ledger.
+    pub ttl_us: Micros,
 }
 
 /// The answer to [`Record::begin`].
@@ -138,6 +158,8 @@ pub enum Over {
     Expired,
     /// It was released, or it expired long enough ago for its place to be needed.
     Reclaimed,
+    /// The synchronous standby never confirmed it.
+    Unconfirmed,
 }
 
 /// What the fence says of a presented token.
@@ -166,7 +188,8 @@ pub enum State {
     Free,
     /// A lease is live, or is being granted.
     Held,
-    /// The last lease ran out and nobody has taken the resource since.
+    /// The last lease ran out and nobody has taken the resource since; or it is being granted by a
+    /// transaction that is open for longer than its lease.
     Expired,
 }
 
@@ -178,7 +201,8 @@ impl Lease {
         ledger_ttl_us: 0,
         deadline_us: 0,
         end: End::Running,
-        unmarked: false,
+        recovered: false,
+        durable: false,
     };
 }
 
@@ -187,6 +211,7 @@ impl Grant {
     pub const NONE: Grant = Grant {
         owner: 0,
         token: 0,
+        durable: false,
         ttl_us: 0,
         ledger_ttl_us: 0,
         deadline_us: 0,
@@ -200,11 +225,24 @@ impl Record {
         lease: Lease::NONE,
         grant: Grant::NONE,
         contested: false,
+        row_open: false,
     };
+
+    /// The record of a resource of which nothing is found. What was known of it before, if anything, was
+    /// forgotten because it was over; since when is not known, but now it is.
+    pub fn unknown(now_us: Micros) -> Record {
+        Record {
+            lease: Lease {
+                deadline_us: now_us,
+                ..Lease::NONE
+            },
+            ..Record::UNKNOWN
+        }
+    }
 
     /// The record of a resource that only the ledger knows. A lease that was not released counts as
     /// live for its full TTL from `writable_us`, the moment at which this server became writable.
-    pub fn recovered(row: Remembered, writable_us: Micros) -> Record {
+    pub fn recovered(row: Remembered, writable_us: Micros, now_us: Micros) -> Record {
         let end = match (row.standing, row.released) {
             (Standing::Lost, _) => End::Lost,
             (_, true) => End::Released,
@@ -217,12 +255,17 @@ impl Record {
                 token: row.token,
                 ttl_us: row.ttl_us,
                 ledger_ttl_us: row.ttl_us,
-                deadline_us: writable_us.saturating_add(row.ttl_us),
+                deadline_us: match end {
+                    End::Running => writable_us.saturating_add(row.ttl_us),
+                    _ => now_us,
+                },
                 end,
-                unmarked: end == End::Running,
+                recovered: end == End::Running,
+                durable: true,
             },
             grant: Grant::NONE,
             contested: false,
+            row_open: matches!(end, End::Running | End::Reclaimed),
         }
     }
 
@@ -239,13 +282,47 @@ impl Record {
     /// the ledger says of its lease does not bring it back. A raised T_max of a grant that was rolled
     /// back is forgotten with it: no one was ever told that token.
     pub fn is_evictable(&self, now_us: Micros) -> bool {
-        let comes_back = self.lease.unmarked && self.lease.end == End::Released;
-        self.grant.owner == 0 && !self.is_live(now_us) && !comes_back
+        self.grant.owner == 0 && !self.is_live(now_us) && !self.comes_back()
+    }
+
+    /// Whether the ledger would bring a lease back that was ended.
+    fn comes_back(&self) -> bool {
+        self.lease.recovered
+            && self.row_open
+            && matches!(self.lease.end, End::Released | End::Unconfirmed)
+    }
+
+    /// A grant whose transaction is still open although its lease would be over by now: who is at it, and
+    /// since when it is over. Asked by somebody who wants the resource.
+    pub fn want_overdue(&mut self, now_us: Micros) -> Option<(u64, Micros)> {
+        if !self.is_overdue(now_us) {
+            return None;
+        }
+        self.contested = true;
+        Some((self.grant.owner, self.grant.deadline_us))
+    }
+
+    fn is_overdue(&self, now_us: Micros) -> bool {
+        self.grant.token != 0 && now_us >= self.grant.deadline_us
+    }
+
+    /// Whether T_max is not in the ledger, as far as this record knows: of a lease in memory, or of a grant
+    /// that was rolled back. Whoever forgets the record notes its T_max.
+    pub fn is_beyond_the_ledger(&self) -> bool {
+        self.t_max != 0 && (!self.lease.durable || self.lease.token != self.t_max)
+    }
+
+    /// Since when the last lease is over, at the latest; None while it is live. Counted from here, its
+    /// transactions are left alone for a grace.
+    pub fn over_since_us(&self, now_us: Micros) -> Option<Micros> {
+        (!self.is_live(now_us)).then(|| self.lease.deadline_us.min(now_us))
     }
 
     /// What a reader sees.
     pub fn state(&self, now_us: Micros) -> State {
-        if self.grant.token != 0 || self.is_live(now_us) {
+        if self.is_overdue(now_us) {
+            State::Expired
+        } else if self.grant.token != 0 || self.is_live(now_us) {
             State::Held
         } else if self.lease.token != 0
             && self.lease.token == self.t_max
@@ -276,7 +353,17 @@ impl Record {
 
     /// Records the grant that `owner` began, under the exclusive fence lock. False, and nothing
     /// changes, where it has not begun one or where `token` does not rise: the caller's bug.
-    pub fn grant(&mut self, owner: u64, token: i64, ttl_us: Micros, now_us: Micros) -> bool {
+    ///
+    /// A durable grant is going to overwrite the ledger's row, which is open from then on even if the
+    /// grant is rolled back. One in memory must close a row that is open: see `row_closed`.
+    pub fn grant(
+        &mut self,
+        owner: u64,
+        token: i64,
+        ttl_us: Micros,
+        durable: bool,
+        now_us: Micros,
+    ) -> bool {
         if owner == 0 || self.grant.owner != owner || self.grant.token != 0 || token <= self.t_max {
             return false;
         }
@@ -284,11 +371,18 @@ impl Record {
         self.grant = Grant {
             owner,
             token,
+            durable,
             ttl_us,
             ledger_ttl_us: ttl_us,
             deadline_us: now_us.saturating_add(ttl_us),
         };
+        self.row_open |= durable;
         true
+    }
+
+    /// Notes that the ledger's row says that its lease is over.
+    pub fn row_closed(&mut self) {
+        self.row_open = false;
     }
 
     /// Makes the grant of a committed transaction a lease, which runs in full from now: its holder
@@ -304,10 +398,19 @@ impl Record {
             ledger_ttl_us: grant.ledger_ttl_us,
             deadline_us: now_us.saturating_add(grant.ttl_us).max(grant.deadline_us),
             end: End::Running,
-            unmarked: false,
+            recovered: false,
+            durable: grant.durable,
         };
         self.grant = Grant::NONE;
         self.contested = false;
+    }
+
+    /// Ends the lease of `token` at once: the synchronous standby has not confirmed its grant.
+    pub fn unconfirmed(&mut self, token: i64, now_us: Micros) {
+        if self.lease.token == token && self.t_max == token && self.lease.end == End::Running {
+            self.lease.end = End::Unconfirmed;
+            self.lease.deadline_us = self.lease.deadline_us.min(now_us);
+        }
     }
 
     /// Forgets the grant of `owner`: drained in vain, or rolled back. T_max stays.
@@ -336,13 +439,18 @@ impl Record {
         true
     }
 
-    /// The longest TTL of the lease of `token` that the ledger holds or will hold when `owner`
-    /// commits; a renewal beyond it must write the ledger. None when `renew` would say false.
-    pub fn durable_ttl_us(&self, owner: u64, token: i64, now_us: Micros) -> Option<Micros> {
+    /// How the lease of `token` survives the server, as `owner` sees it. None when `renew` would say false.
+    pub fn lasting(&self, owner: u64, token: i64, now_us: Micros) -> Option<Lasting> {
         if self.is_own_grant(owner, token) {
-            Some(self.grant.ledger_ttl_us)
+            Some(Lasting {
+                durable: self.grant.durable,
+                ttl_us: self.grant.ledger_ttl_us,
+            })
         } else if self.lease.token == token && self.is_live(now_us) {
-            Some(self.lease.ledger_ttl_us)
+            Some(Lasting {
+                durable: self.lease.durable,
+                ttl_us: self.lease.ledger_ttl_us,
+            })
         } else {
             None
         }
@@ -368,7 +476,7 @@ impl Record {
         match self.lease.end {
             End::Released => Release::Already,
             End::Running if now_us < self.lease.deadline_us => Release::Yes,
-            End::Running | End::Lost | End::Reclaimed => Release::No,
+            End::Running | End::Lost | End::Reclaimed | End::Unconfirmed => Release::No,
         }
     }
 
@@ -377,18 +485,27 @@ impl Record {
         self.lease.token == token && self.lease.end == End::Released
     }
 
-    /// Notes that the ledger says of the lease of `token` that it was released.
+    /// The token under which the ledger's row is to be marked released, if any: nothing runs or is
+    /// being granted under it, and the row does not say so yet.
+    pub fn due_mark(&self) -> Option<i64> {
+        let ended = self.lease.token != self.t_max
+            || matches!(self.lease.end, End::Released | End::Unconfirmed);
+        (self.row_open && self.grant.owner == 0 && ended).then_some(self.t_max)
+    }
+
+    /// Notes that the ledger's row, of `token`, is marked released.
     pub fn note_marked(&mut self, token: i64) {
-        if self.lease.token == token {
-            self.lease.unmarked = false;
+        if self.t_max == token {
+            self.row_open = false;
         }
     }
 
     /// Releases the lease of `token`; its transaction has committed and its locks are gone.
-    pub fn release(&mut self, token: i64) {
-        let ended = matches!(self.lease.end, End::Released | End::Lost);
+    pub fn release(&mut self, token: i64, now_us: Micros) {
+        let ended = matches!(self.lease.end, End::Released | End::Lost | End::Unconfirmed);
         if self.lease.token == token && self.t_max == token && !ended {
             self.lease.end = End::Released;
+            self.lease.deadline_us = self.lease.deadline_us.min(now_us);
         }
     }
 
@@ -427,6 +544,7 @@ impl Record {
                 End::Lost => return Verdict::Stale,
                 End::Released => return Verdict::Over(Over::Released),
                 End::Reclaimed => return Verdict::Over(Over::Reclaimed),
+                End::Unconfirmed => return Verdict::Over(Over::Unconfirmed),
                 End::Running => (self.lease.token, self.lease.deadline_us),
             }
         };

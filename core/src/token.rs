@@ -42,12 +42,25 @@ const SECONDS_MAX: i64 = (1 << (EPOCH_SHIFT - SECONDS_SHIFT)) - (1 << 22);
 /// Most tokens that `leasehold.token` may list.
 pub const LIST_MAX: usize = 64;
 
-/// The lowest token at which the first block after a server start, a promotion or CREATE EXTENSION
-/// may start. `last_known` is the highest token known to be handed out or reserved, 0 for none.
+/// Where the first block after a start begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// The lowest token that may be handed out.
+    pub token: i64,
+    /// The epoch of timeline 1, to be durable before that token is handed out.
+    pub epoch_base: i64,
+}
+
+/// Where the first block after a server start, a promotion or CREATE EXTENSION may start.
+/// `last_known` is the highest token known to be handed out or reserved, 0 for none; `epoch_base` what
+/// the last answer said in this cluster, or else the epoch of `last_known` (see [`epoch_of`]).
 ///
-/// It is above `last_known`, and at or above the position that epoch and seconds give. At a
-/// promotion the epoch is above the last known one, because the old primary may have handed out
-/// tokens that this server never received: they end with that epoch.
+/// It is above `last_known`, and at or above the position that epoch and seconds give. The epoch is
+/// `epoch_base` plus the number of promotions that the timeline counts: so promoted servers have rising
+/// epochs whatever each of them received of the others' tokens. Where tokens are known of a higher
+/// epoch than that (the timeline began at 1 again: a dump, pg_upgrade), the base follows them, and a
+/// promotion that finds some goes above them, by as many epochs as the timeline counts: the old primary may
+/// have handed out tokens that this server never received, which end with that epoch.
 ///
 /// `None` means tokens are used up (2200H): `last_known` is the last `i64`, or a promotion found
 /// `last_known` in the last epoch, where no position is above all that may be unknown. An
@@ -56,30 +69,37 @@ pub const LIST_MAX: usize = 64;
 #[must_use]
 pub fn first_after_start(
     last_known: i64,
+    epoch_base: i64,
     timeline: u32,
     promoted: bool,
     unix_seconds: i64,
-) -> Option<i64> {
+) -> Option<Start> {
     let last_known = last_known.max(0);
     let next = last_known.checked_add(1)?;
-    let epoch = first_epoch(last_known, timeline, promoted)?;
+    let promotions = i64::from(timeline.saturating_sub(1));
+    let expected = epoch_base.max(0).saturating_add(promotions);
+    let known = last_known >> EPOCH_SHIFT;
+    let ahead = promoted && known > expected;
+    let least = known.saturating_add(if ahead { promotions.max(1) } else { 0 });
+    if least > EPOCH_MAX || (promoted && known == EPOCH_MAX) {
+        return None;
+    }
+    let epoch = least.max(expected).min(EPOCH_MAX);
     let seconds = unix_seconds
         .saturating_sub(EPOCH_2026_UNIX)
         .clamp(0, SECONDS_MAX);
     // no bit is lost or shared: both parts are clamped to their fields
     let position = (epoch << EPOCH_SHIFT) | (seconds << SECONDS_SHIFT);
-    Some(next.max(position))
+    Some(Start {
+        token: next.max(position),
+        epoch_base: epoch.saturating_sub(promotions).max(epoch_base).max(0),
+    })
 }
 
-/// The epoch of the first block; `None` where a promotion needs one above the last.
-fn first_epoch(last_known: i64, timeline: u32, promoted: bool) -> Option<i64> {
-    let known = last_known >> EPOCH_SHIFT;
-    let least = known.saturating_add(promoted.into());
-    if least > EPOCH_MAX {
-        return None;
-    }
-    let timeline_epoch = i64::from(timeline.saturating_sub(1));
-    Some(least.max(timeline_epoch).min(EPOCH_MAX))
+/// The epoch of a token.
+#[must_use]
+pub const fn epoch_of(token: i64) -> i64 {
+    token >> EPOCH_SHIFT
 }
 
 /// Tokens taken from the sequence and not handed out yet: `next..=last`.
@@ -255,6 +275,10 @@ mod tests {
 
     const LAST_EPOCH: i64 = EPOCH_MAX << EPOCH_SHIFT;
 
+    fn first(last_known: i64, timeline: u32, promoted: bool, unix: i64) -> Option<i64> {
+        first_after_start(last_known, 0, timeline, promoted, unix).map(|start| start.token)
+    }
+
     #[test]
     fn epoch_2026_is_the_first_second_of_2026() {
         // 56 years since 1970 with 14 leap days
@@ -263,18 +287,18 @@ mod tests {
 
     #[test]
     fn a_new_database_starts_at_the_seconds_and_never_at_zero() {
-        let start = |unix| first_after_start(0, 1, false, unix);
+        let start = |unix| first(0, 1, false, unix);
         assert_eq!(start(EPOCH_2026_UNIX), Some(1));
         assert_eq!(start(EPOCH_2026_UNIX + 1), Some(1 << SECONDS_SHIFT));
         assert_eq!(start(0), Some(1));
         assert_eq!(start(i64::MIN), Some(1));
-        assert_eq!(first_after_start(-5, 0, false, i64::MIN), Some(1));
+        assert_eq!(first(-5, 0, false, i64::MIN), Some(1));
     }
 
     #[test]
     fn seconds_leave_the_epoch_room_to_count() {
         for timeline in [1, 2, 250] {
-            let start = first_after_start(0, timeline, false, i64::MAX).unwrap();
+            let start = first(0, timeline, false, i64::MAX).unwrap();
             let epoch = i64::from(timeline) - 1;
             assert_eq!(start >> EPOCH_SHIFT, epoch);
             assert_eq!((start + (1 << 36) - 1) >> EPOCH_SHIFT, epoch);
@@ -283,56 +307,81 @@ mod tests {
 
     #[test]
     fn a_clock_set_back_does_not_set_tokens_back() {
-        let last = first_after_start(0, 1, false, EPOCH_2026_UNIX + 1_000_000).unwrap();
-        assert_eq!(first_after_start(last, 1, false, 0), Some(last + 1));
+        let last = first(0, 1, false, EPOCH_2026_UNIX + 1_000_000).unwrap();
+        assert_eq!(first(last, 1, false, 0), Some(last + 1));
     }
 
     #[test]
     fn the_epoch_is_the_higher_of_timeline_and_last_known() {
         let at = |epoch: i64| epoch << EPOCH_SHIFT;
-        assert_eq!(first_after_start(7, 4, false, 0), Some(at(3)));
-        assert_eq!(first_after_start(at(9) + 7, 4, false, 0), Some(at(9) + 8));
+        assert_eq!(first(7, 4, false, 0), Some(at(3)));
+        assert_eq!(first(at(9) + 7, 4, false, 0), Some(at(9) + 8));
     }
 
     #[test]
     fn a_promotion_starts_an_epoch_above_the_last_known() {
         let at = |epoch: i64| epoch << EPOCH_SHIFT;
-        assert_eq!(first_after_start(7, 1, true, 0), Some(at(1)));
-        assert_eq!(first_after_start(7, 4, true, 0), Some(at(3)));
+        assert_eq!(first(7, 2, true, 0), Some(at(1)));
+        assert_eq!(first(7, 4, true, 0), Some(at(3)));
         // a dump or pg_upgrade set the timeline back
-        assert_eq!(first_after_start(at(9) + 7, 2, true, 0), Some(at(10)));
-        assert_eq!(first_after_start(0, 1, true, 0), Some(at(1)));
+        assert_eq!(first(at(9) + 7, 2, true, 0), Some(at(10)));
+    }
+
+    #[test]
+    fn promotions_from_one_lagging_state_have_epochs_of_their_own() {
+        let known = (9 << EPOCH_SHIFT) + 7;
+        // the base is durable since the first block on timeline 1
+        let base = first_after_start(known, 0, 1, false, 0).unwrap().epoch_base;
+        let mut last = known;
+        for timeline in 2..20 {
+            let start = first_after_start(known, base, timeline, true, 0).unwrap();
+            assert!(
+                start.token >> EPOCH_SHIFT > last >> EPOCH_SHIFT,
+                "{timeline}"
+            );
+            assert_eq!(start.epoch_base, base);
+            last = start.token;
+        }
+        // never used there before the promotions: the timeline alone tells them apart
+        let late = |timeline| {
+            first_after_start(known, 0, timeline, true, 0)
+                .unwrap()
+                .token
+        };
+        assert!(late(3) >> EPOCH_SHIFT > late(2) >> EPOCH_SHIFT);
+    }
+
+    #[test]
+    fn a_restart_after_a_promotion_stays_in_its_epoch() {
+        let start = first_after_start((9 << EPOCH_SHIFT) + 7, 0, 2, true, 0).unwrap();
+        let again = first_after_start(start.token, start.epoch_base, 2, true, 0).unwrap();
+        assert_eq!(again.token, start.token + 1);
+        assert_eq!(again.epoch_base, start.epoch_base);
     }
 
     #[test]
     fn two_hundred_and_fifty_promotions_stay_below_2_to_the_53() {
         let mut last = 0;
         for timeline in 2..=251 {
-            last = first_after_start(last, timeline, true, i64::MAX).unwrap() + BLOCK;
+            last = first(last, timeline, true, i64::MAX).unwrap() + BLOCK;
             assert!(last < 1 << 53, "timeline {timeline}");
         }
     }
 
     #[test]
     fn a_timeline_too_high_for_an_epoch_stops_at_the_last_epoch() {
-        assert_eq!(first_after_start(7, u32::MAX, false, 0), Some(LAST_EPOCH));
-        assert_eq!(first_after_start(7, u32::MAX, true, 0), Some(LAST_EPOCH));
-        let used = first_after_start(i64::MAX - 1, u32::MAX, false, i64::MAX);
+        assert_eq!(first(7, u32::MAX, false, 0), Some(LAST_EPOCH));
+        assert_eq!(first(7, u32::MAX, true, 0), Some(LAST_EPOCH));
+        let used = first(i64::MAX - 1, u32::MAX, false, i64::MAX);
         assert_eq!(used, Some(i64::MAX));
     }
 
     #[test]
     fn used_up_is_the_end_of_bigint_or_a_promotion_in_the_last_epoch() {
-        assert_eq!(first_after_start(i64::MAX, 1, false, 0), None);
-        assert_eq!(first_after_start(LAST_EPOCH, 1, true, 0), None);
-        assert_eq!(
-            first_after_start(LAST_EPOCH - 1, 1, true, 0),
-            Some(LAST_EPOCH)
-        );
-        assert_eq!(
-            first_after_start(LAST_EPOCH, 1, false, 0),
-            Some(LAST_EPOCH + 1)
-        );
+        assert_eq!(first(i64::MAX, 1, false, 0), None);
+        assert_eq!(first(LAST_EPOCH, 1, true, 0), None);
+        assert_eq!(first(LAST_EPOCH - 1, 1, true, 0), Some(LAST_EPOCH));
+        assert_eq!(first(LAST_EPOCH, 1, false, 0), Some(LAST_EPOCH + 1));
     }
 
     #[test]

@@ -7,10 +7,13 @@
 )]
 
 use leasehold_core::token::{
-    BLOCK, Block, EPOCH_2026_UNIX, EPOCH_SHIFT, LIST_MAX, SECONDS_SHIFT, TokenListError,
+    BLOCK, Block, EPOCH_2026_UNIX, EPOCH_SHIFT, LIST_MAX, SECONDS_SHIFT, Start, TokenListError,
     block_from, first_after_start, parse_list,
 };
 use proptest::prelude::*;
+
+/// The highest epoch that fits into a token.
+const EPOCH_MAX: i64 = i64::MAX >> EPOCH_SHIFT;
 
 /// What happens to a database.
 #[derive(Debug, Clone)]
@@ -27,14 +30,22 @@ enum Step {
     Clock(i64),
 }
 
-/// A line of servers with one database, kept as a plain list of what the sequence ever said.
+/// What is durable of the tokens.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// The position of the sequence, the end of a reserved block.
+    position: i64,
+    epoch_base: i64,
+}
+
+/// A line of servers with one database, kept as a plain list of what was ever durable.
 struct Line {
-    /// Each durable position of the sequence, the end of a reserved block.
-    positions: Vec<i64>,
-    /// The timeline started again at 1 with tokens of older timelines in the sequence. The epochs are
-    /// then ahead of the timeline and can't tell two promotions apart of which the second received
-    /// nothing of the first: that order rests on the seconds, which this test sets at will.
-    upgraded: bool,
+    /// Each state, in order. A standby has received one of them, and all before it.
+    states: Vec<Known>,
+    /// The first of them that a standby must have received. Where the timeline begins at 1 with tokens
+    /// known, that has the base: without it, two promotions can't be told apart there but by the
+    /// seconds, which this test sets at will.
+    received_min: usize,
     timeline: u32,
     unix_seconds: i64,
     block: Block,
@@ -44,9 +55,13 @@ struct Line {
 
 impl Line {
     fn new(first_position: i64, unix_seconds: i64) -> Self {
+        let known = Known {
+            position: first_position,
+            epoch_base: 0,
+        };
         Self {
-            positions: vec![first_position],
-            upgraded: first_position > 0,
+            states: vec![known],
+            received_min: usize::from(first_position > 0),
             timeline: 1,
             unix_seconds,
             block: Block::EMPTY,
@@ -54,8 +69,8 @@ impl Line {
         }
     }
 
-    fn last_known(&self) -> i64 {
-        *self.positions.last().unwrap()
+    fn known(&self) -> Known {
+        *self.states.last().unwrap()
     }
 
     /// Reserves a block; false when tokens are used up.
@@ -64,25 +79,37 @@ impl Line {
             return false;
         };
         self.block = block;
-        self.positions.push(block.last);
+        self.states.push(Known {
+            position: block.last,
+            ..self.known()
+        });
         true
     }
 
     /// The first block of a server that has just started.
     fn start(&mut self, promoted: bool) -> bool {
+        let known = self.known();
         let start = first_after_start(
-            self.last_known(),
+            known.position,
+            known.epoch_base,
             self.timeline,
             promoted,
             self.unix_seconds,
         );
-        self.reserve(start)
+        if let Some(Start { epoch_base, .. }) = start {
+            // durable before the block, so a standby may have it without the block
+            self.states.push(Known {
+                epoch_base,
+                ..known
+            });
+        }
+        self.reserve(start.map(|start| start.token))
     }
 
     /// Hands out tokens; false when they are used up.
     fn grants(&mut self, n: u16) -> Result<bool, TestCaseError> {
         for _ in 0..n {
-            if self.block.is_empty() && !self.reserve(self.last_known().checked_add(1)) {
+            if self.block.is_empty() && !self.reserve(self.known().position.checked_add(1)) {
                 return Ok(false);
             }
             let token = self.block.take().unwrap();
@@ -97,24 +124,21 @@ impl Line {
         Ok(true)
     }
 
-    /// The fewest positions that a standby may have received.
-    fn received_min(&self) -> usize {
-        let epoch = self.last_known() >> EPOCH_SHIFT;
-        let older = |position: &&i64| self.upgraded && *position >> EPOCH_SHIFT < epoch;
-        self.positions.iter().take_while(older).count() + 1
-    }
-
+    /// False when tokens are used up, by epochs too.
     fn promote(&mut self, received: prop::sample::Index) -> bool {
-        let min = self.received_min();
-        let choices = self.positions.len() - min + 1;
-        self.positions.truncate(min + received.index(choices));
+        let received = received.index(self.states.len() - self.received_min);
+        self.states.truncate(self.received_min + received + 1);
         self.timeline += 1;
-        self.start(true)
+        // from here on the epochs of two promotions can't be told apart
+        let epochs = self.known().epoch_base + i64::from(self.timeline) - 1;
+        epochs <= EPOCH_MAX && self.start(true)
     }
 
+    /// The timeline begins again. Its standbys are new ones.
     fn upgrade(&mut self) -> bool {
         self.timeline = 1;
-        self.upgraded = true;
+        self.states = vec![self.known()];
+        self.received_min = 1;
         self.start(false)
     }
 
@@ -156,8 +180,14 @@ fn position() -> impl Strategy<Value = i64> {
         4 => Just(0),
         1 => 0..=i64::MAX,
         1 => (0..10 * BLOCK).prop_map(|n| i64::MAX - n),
-        1 => (0..4_i64, 0..10 * BLOCK).prop_map(|(e, n)| i64::MAX - (e << EPOCH_SHIFT) - n),
+        // not at the end of an epoch: none is counted full
+        1 => (0..4_i64, 0..10 * BLOCK)
+            .prop_map(|(e, n)| i64::MAX - (e << EPOCH_SHIFT) - (1 << (EPOCH_SHIFT - 1)) - n),
     ]
+}
+
+fn epoch() -> impl Strategy<Value = i64> {
+    prop_oneof![4 => 0..300_i64, 1 => 0..=EPOCH_MAX, 1 => EPOCH_MAX - 3..=EPOCH_MAX]
 }
 
 proptest! {
@@ -174,8 +204,10 @@ proptest! {
         }
         for step in steps {
             if !line.step(step)? {
-                // only near the end of bigint, and never because of a clock or a timeline
-                prop_assert!(line.last_known() >> EPOCH_SHIFT >= i64::MAX >> EPOCH_SHIFT);
+                // only near the end of bigint, and never because of a clock
+                let promotions = i64::from(line.timeline) - 1;
+                let epoch = line.known().position >> EPOCH_SHIFT;
+                prop_assert!(epoch + promotions >= EPOCH_MAX);
                 return Ok(());
             }
         }
@@ -184,31 +216,79 @@ proptest! {
     #[test]
     fn the_first_token_is_the_least_above_all_that_it_must_be_above(
         last_known in position(),
+        epoch_base in epoch(),
         timeline in prop_oneof![0..300_u32, any::<u32>()],
         promoted: bool,
         unix in clock(),
     ) {
         // the contract in wide numbers, cut to the fields only at the end
-        let last = i128::from(last_known);
-        let known = last >> EPOCH_SHIFT;
-        let epoch_max = i128::from(i64::MAX) >> EPOCH_SHIFT;
-        let least = known + i128::from(promoted);
-        let epoch = least.max(i128::from(timeline) - 1).min(least.max(epoch_max));
+        let (last, base) = (i128::from(last_known), i128::from(epoch_base));
+        let (known, epoch_max) = (last >> EPOCH_SHIFT, i128::from(EPOCH_MAX));
+        let promotions = i128::from(timeline.max(1)) - 1;
+        let expected = base + promotions;
+        let unknown = promoted && known > expected;
+        let least = known + if unknown { promotions.max(1) } else { 0 };
+        let epoch = least.max(expected).min(epoch_max);
         let seconds = (i128::from(unix) - i128::from(EPOCH_2026_UNIX))
             .clamp(0, (1 << (EPOCH_SHIFT - SECONDS_SHIFT)) - (1 << 22));
         let first = (last + 1).max((epoch << EPOCH_SHIFT) + (seconds << SECONDS_SHIFT));
-        let want = i64::try_from(first).ok();
-        prop_assert_eq!(first_after_start(last_known, timeline, promoted, unix), want);
+        let start = Start {
+            token: i64::try_from(first).unwrap_or(0),
+            epoch_base: i64::try_from((epoch - promotions).max(base)).unwrap(),
+        };
+        let used_up = start.token == 0 || least > epoch_max || promoted && known == epoch_max;
+        let want = (!used_up).then_some(start);
+        let got = first_after_start(last_known, epoch_base, timeline, promoted, unix);
+        prop_assert_eq!(got, want);
+    }
+
+    #[test]
+    fn two_promotions_have_epochs_of_their_own_whatever_the_second_received_of_the_first(
+        last_known in 0..1_i64 << 52,
+        epoch_base in 0..200_i64,
+        timeline in 1..300_u32,
+        later in 1..300_u32,
+        unix in clock(),
+    ) {
+        // what both received: the base, and the position from before the first block or any later one
+        let start = first_after_start(last_known, epoch_base, timeline, false, unix).unwrap();
+        for position in [last_known, start.token + BLOCK - 1] {
+            let promoted = |promotions| {
+                let timeline = timeline + promotions;
+                let start = first_after_start(position, start.epoch_base, timeline, true, unix);
+                start.unwrap().token >> EPOCH_SHIFT
+            };
+            prop_assert!(promoted(1) > start.token >> EPOCH_SHIFT);
+            prop_assert!(promoted(1 + later) > promoted(1));
+        }
+    }
+
+    #[test]
+    fn the_base_is_found_once_and_then_stays(
+        last_known in 0..1_i64 << 52,
+        epoch_base in 0..200_i64,
+        timeline in 1..300_u32,
+        promoted: bool,
+        unix in clock(),
+        later in clock(),
+    ) {
+        let start = first_after_start(last_known, epoch_base, timeline, promoted, unix).unwrap();
+        prop_assert!(start.epoch_base >= epoch_base);
+        let last = start.token + BLOCK - 1;
+        let again = first_after_start(last, start.epoch_base, timeline, false, later).unwrap();
+        prop_assert_eq!(again.epoch_base, start.epoch_base);
+        prop_assert_eq!(again.token >> EPOCH_SHIFT, start.token >> EPOCH_SHIFT);
     }
 
     #[test]
     fn no_start_locks_out_a_database_that_has_tokens_left(
         last_known in 0..i64::MAX,
+        epoch_base: i64,
         timeline: u32,
         unix: i64,
     ) {
-        let first = first_after_start(last_known, timeline, false, unix);
-        prop_assert!(first.is_some_and(|first| first > last_known));
+        let first = first_after_start(last_known, epoch_base, timeline, false, unix);
+        prop_assert!(first.is_some_and(|first| first.token > last_known));
     }
 
     #[test]
@@ -216,12 +296,16 @@ proptest! {
         (seconds, last_known) in (1..1_000_000_000_i64)
             .prop_flat_map(|s| (Just(s), 0..(s << SECONDS_SHIFT) - 1)),
         elapsed in 1..1_000_000_i64,
+        epoch_base in 0..200_i64,
         promoted: bool,
         rate in 0..(1_i64 << SECONDS_SHIFT),
     ) {
         // both starts know the same, the rest of the last block included, and in between there are
         // fewer than 16,384 grants a second
-        let start = |at| first_after_start(last_known, 1, promoted, EPOCH_2026_UNIX + at).unwrap();
+        let start = |at| {
+            let start = first_after_start(last_known, epoch_base, 1, promoted, EPOCH_2026_UNIX + at);
+            start.unwrap().token
+        };
         let highest = start(seconds) + (elapsed * rate).max(1) - 1;
         prop_assert!(start(seconds + elapsed) > highest);
     }

@@ -85,7 +85,7 @@ impl Builder {
     }
 
     /// The same with a data directory that `fill` makes.
-    fn create_as(self, fill: impl FnOnce(&Path, &Path)) -> Cluster {
+    pub fn create_as(self, fill: impl FnOnce(&Path, &Path)) -> Cluster {
         let env = environment();
         let _starting = watchdog::starting();
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
@@ -164,7 +164,11 @@ impl Cluster {
     pub fn shared() -> Arc<Self> {
         let mut shared = SHARED.lock().unwrap_or_else(|e| e.into_inner());
         shared
-            .get_or_insert_with(|| Arc::new(Self::builder().start()))
+            .get_or_insert_with(|| {
+                // tests of zombies have servers of their own; nobody else's session is ended
+                let builder = Self::builder().conf("leasehold.zombie_grace", "1h");
+                Arc::new(builder.start())
+            })
             .clone()
     }
 
@@ -470,22 +474,27 @@ impl Drop for Cluster {
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
-        let env = environment();
-        let dir = env.dir.join("template");
-        let mut initdb = env.pg_command("initdb", &env.dir);
-        initdb.args([
-            "--username=postgres",
-            "--auth=trust",
-            "--encoding=UTF8",
-            "--locale=C.UTF-8",
-        ]);
-        // small segments make small copies
-        initdb
-            .args(["--no-sync", "--no-instructions", "--wal-segsize=1", "-D"])
-            .arg(&dir);
-        run(&mut initdb);
+        let dir = environment().dir.join("template");
+        initdb(&dir);
         dir
     })
+}
+
+/// Makes a data directory. Only here a cluster gets a system identifier.
+pub fn initdb(data: &Path) {
+    let env = environment();
+    let mut initdb = env.pg_command("initdb", &env.dir);
+    initdb.args([
+        "--username=postgres",
+        "--auth=trust",
+        "--encoding=UTF8",
+        "--locale=C.UTF-8",
+    ]);
+    // small segments make small copies
+    initdb
+        .args(["--no-sync", "--no-instructions", "--wal-segsize=1", "-D"])
+        .arg(data);
+    run(&mut initdb);
 }
 
 /// Looks at a condition until it holds; panics after `LIMIT`.

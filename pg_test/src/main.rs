@@ -3,8 +3,10 @@
 //! `leasehold-pg-test [FILTER] [--layer NAME] [--pg-config PATH] [--list] [--keep]`. The extension has to be
 //! installed in that PostgreSQL. Tests come in layers, listed in `LAYERS`; FILTER is a part of `layer::test`.
 
+mod chaos;
 mod cluster;
 mod copies;
+mod copying;
 mod crash;
 mod environment;
 mod fence_templates;
@@ -13,7 +15,9 @@ mod harness;
 mod isolation;
 mod isolation_races;
 mod leases;
+mod ledger;
 mod marks;
+mod memory;
 mod parallel;
 mod partitions;
 mod pgbouncer;
@@ -21,15 +25,19 @@ mod pipeline;
 mod portals;
 mod present;
 mod process;
+mod promotion;
 mod readme;
 mod runner;
 mod search_path;
 mod server;
 mod session;
 mod sql;
+mod standby;
+mod sweep;
 mod verdicts;
 mod watchdog;
 mod xact;
+mod zombies;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,6 +48,9 @@ use runner::Layer;
 
 /// How long a test without crashes may take before it counts as hanging.
 const USUAL: Duration = Duration::from_secs(180);
+
+/// The same for a test with many restarts or promotions.
+const CHAOS: Duration = Duration::from_secs(600);
 
 const LAYERS: &[Layer] = &[
     Layer {
@@ -84,15 +95,34 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "server",
-        about: "install, remove, restart, copies, settings, roles, a full table, a pooler, a standby",
+        about: "install, remove, restart, settings, roles, a full table, a pooler, a standby",
         limit: USUAL,
         tests: &[
             server::TESTS,
             marks::TESTS,
+            sweep::TESTS,
+            ledger::TESTS,
             search_path::TESTS,
-            copies::TESTS,
             pgbouncer::TESTS,
         ],
+    },
+    Layer {
+        name: "zombies",
+        about: "who is ended when a lease is over, and who never is",
+        limit: USUAL,
+        tests: &[zombies::TESTS],
+    },
+    Layer {
+        name: "memory",
+        about: "leases that write nothing, and what is done after they were lost",
+        limit: USUAL,
+        tests: &[memory::TESTS],
+    },
+    Layer {
+        name: "copies",
+        about: "dumps, templates, upgrades, backups and promotions: which leases live on, and tokens rise; standbys",
+        limit: USUAL,
+        tests: &[copies::TESTS, promotion::TESTS, standby::TESTS],
     },
     Layer {
         name: "isolation",
@@ -107,6 +137,12 @@ const LAYERS: &[Layer] = &[
         tests: &[crash::TESTS, crash::wall_clock::TESTS],
     },
     Layer {
+        name: "chaos",
+        about: "everything at once, on a primary and on pairs of servers: kills, stops, promotions, steps of the wall clock",
+        limit: CHAOS,
+        tests: &[chaos::TESTS],
+    },
+    Layer {
         name: "readme",
         about: "README.md shows what happens",
         limit: USUAL,
@@ -114,8 +150,7 @@ const LAYERS: &[Layer] = &[
     },
 ];
 
-const USAGE: &str =
-    "usage: leasehold-pg-test [FILTER] [--layer NAME] [--pg-config PATH] [--list] [--keep]";
+const USAGE: &str = "usage: leasehold-pg-test [FILTER] [--layer NAME] [--pg-config PATH] [--list] [--keep] [--chaos]";
 
 #[derive(Default)]
 struct Options {
@@ -124,6 +159,7 @@ struct Options {
     pg_config: Option<PathBuf>,
     list: bool,
     keep: bool,
+    chaos: bool,
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
@@ -135,6 +171,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--list" => options.list = true,
             // keeps the logs and the data of servers that were not stopped by their test
             "--keep" => options.keep = true,
+            // no tests, but the long run of `make chaos`
+            "--chaos" => options.chaos = true,
             _ if arg.starts_with('-') || options.filter.is_some() => return Err(USAGE.to_owned()),
             _ => options.filter = Some(arg),
         }
@@ -193,6 +231,11 @@ fn run(options: &Options) -> Result<bool, String> {
         .unwrap_or_else(|| "pg_config".into());
     let environment = Environment::set_up(&pg_config)?;
     watchdog::set_up(environment, options.keep)?;
+    if options.chaos {
+        let clean = chaos::long_run();
+        watchdog::finish();
+        return clean;
+    }
     runner::set_up();
     let mut all_passed = true;
     for layer in layers {
@@ -211,6 +254,12 @@ fn run(options: &Options) -> Result<bool, String> {
 }
 
 fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, args @ ..] = &args[..]
+        && mode == chaos::client::MODE
+    {
+        return chaos::client::main(args);
+    }
     match parse(std::env::args().skip(1)).and_then(|options| run(&options)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

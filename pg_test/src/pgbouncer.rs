@@ -17,14 +17,14 @@ crate::tests![
     pooled_transactions_present_only_for_themselves
 ];
 
-struct PgBouncer {
+pub struct PgBouncer {
     process: Child,
     dir: PathBuf,
     database: String,
 }
 
 impl PgBouncer {
-    fn start(db: &Db) -> Self {
+    pub fn start(db: &Db) -> Self {
         let dir = db.cluster.dir().join(format!("pgbouncer-{}", db.name));
         let sockets = db.cluster.socket_dir().join(format!("b{}", db.name));
         let _starting = watchdog::starting();
@@ -55,7 +55,7 @@ impl PgBouncer {
         }
     }
 
-    fn connect(&self) -> Session {
+    pub fn connect(&self) -> Session {
         let mut config = Config::new();
         config
             .host_path(&self.dir)

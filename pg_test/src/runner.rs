@@ -1,8 +1,10 @@
 //! Runs tests one after the other. A test is a plain function; a panic is a failure, and so is one that does not end
-//! in its layer's time. The tests after it run all the same.
+//! in its layer's time, and one in whose time a process of a server died by a fault of its own, even if the test did
+//! not notice. The tests after it run all the same.
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::fs;
 use std::panic;
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -65,7 +67,7 @@ pub fn run(layer: &Layer, wanted: impl Fn(&str) -> bool) -> (usize, usize) {
             continue;
         }
         let marks = log_marks();
-        let outcome = run_one(&full, test, layer.limit);
+        let outcome = run_one(&full, test, layer.limit).and_then(|()| no_fault(&marks));
         watchdog::stay_if_ending();
         match outcome {
             Ok(()) => passed += 1,
@@ -102,6 +104,33 @@ fn run_one(full: &str, test: fn(), limit: Duration) -> Result<(), String> {
     }
 }
 
+/// A failed assertion, an abort and a bad access are failures in any log: servers start again after them by themselves.
+fn no_fault(marks: &[(PathBuf, u64)]) -> Result<(), String> {
+    for (path, _) in log_marks() {
+        let bytes = fs::read(&path).unwrap_or_default();
+        let from = marks
+            .iter()
+            .find(|(marked, _)| *marked == path)
+            .map_or(0, |(_, length)| *length);
+        let new = bytes
+            .get(usize::try_from(from).unwrap_or(0)..)
+            .unwrap_or_default();
+        if let Some(line) = String::from_utf8_lossy(new).lines().find(|l| is_fault(l)) {
+            return Err(format!("a process of the server died: {line}"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a line of a server's log says that a process died by a fault of its own.
+fn is_fault(line: &str) -> bool {
+    let signal = line
+        .split_once("was terminated by signal ")
+        .and_then(|(_, rest)| rest.split(':').next());
+    // SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
+    line.starts_with("TRAP: ") || matches!(signal, Some("4" | "6" | "7" | "8" | "11"))
+}
+
 fn message_of(payload: &(dyn Any + Send)) -> String {
     let said = payload.downcast_ref::<String>().cloned();
     let said = said.or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned()));
@@ -131,4 +160,29 @@ fn activity() -> String {
         .flatten()
         .map(|line| line + "\n")
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_fault;
+
+    #[test]
+    fn a_fault_is_told_from_a_kill() {
+        for line in [
+            "TRAP: FailedAssertion(\"n > 0\", File: \"x.c\", Line: 1, PID: 2)",
+            "TRAP: failed Assert(\"n > 0\"), File: \"x.c\", Line: 1, PID: 2",
+            "2026-01-01 UTC [1]  00000 LOG:  server process (PID 2) was terminated by signal 6: Aborted",
+            "LOG:  background worker \"leasehold\" (PID 2) was terminated by signal 11: Segmentation fault",
+        ] {
+            assert!(is_fault(line), "{line}");
+        }
+        for line in [
+            "LOG:  server process (PID 2) was terminated by signal 9: Killed",
+            "LOG:  server process (PID 2) was terminated by signal 15: Terminated",
+            "LOG:  server process (PID 2) exited with exit code 2",
+            "STATEMENT:  SELECT 'TRAP: '",
+        ] {
+            assert!(!is_fault(line), "{line}");
+        }
+    }
 }

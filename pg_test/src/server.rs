@@ -602,13 +602,18 @@ fn ledger_is_out_of_ordinary_hands() {
 }
 
 fn settings_have_their_defaults() {
-    let db = Db::new();
+    let db = own(&[]);
     let mut s = db.session();
     let expected = [
-        ("max_leases", "16384"),
         ("default_ttl", "30s"),
+        ("durability", "durable"),
+        ("ledger_retention", "7d"),
+        ("max_leases", "16384"),
         ("max_ttl", "5min"),
+        ("promotion", "lossy"),
         ("token", ""),
+        ("zombie_grace", "1s"),
+        ("zombie_policy", "terminate"),
     ];
     for (name, value) in expected {
         assert_eq!(
@@ -620,8 +625,8 @@ fn settings_have_their_defaults() {
     let names = s.text(
         "SELECT string_agg(name, ' ' ORDER BY name) FROM pg_settings WHERE name LIKE 'leasehold.%'",
     );
-    let listed = "leasehold.default_ttl leasehold.max_leases leasehold.max_ttl leasehold.token";
-    assert_eq!(names.as_deref(), Some(listed));
+    let listed = expected.map(|(name, _)| format!("leasehold.{name}"));
+    assert_eq!(names, Some(listed.join(" ")));
 }
 
 fn settings_out_of_range_are_refused() {
@@ -637,7 +642,25 @@ fn settings_out_of_range_are_refused() {
         ))
         .is("22023");
     }
+    for value in ["-1", "-1s", "1000000000000"] {
+        s.err(&format!(
+            "ALTER SYSTEM SET leasehold.zombie_grace = '{value}'"
+        ))
+        .is("22023");
+    }
+    for value in ["0", "-1s", "500ms", "1000000000000"] {
+        s.err(&format!(
+            "ALTER SYSTEM SET leasehold.ledger_retention = '{value}'"
+        ))
+        .is("22023");
+    }
     s.err("SET leasehold.default_ttl = 'soon'").is("22023");
+    s.err("SET leasehold.durability = 'disk'").is("22023");
+    for (name, value) in [("promotion", "lossful"), ("zombie_policy", "kill")] {
+        s.err(&format!("ALTER SYSTEM SET leasehold.{name} = '{value}'"))
+            .is("22023");
+    }
+    s.exec("ALTER SYSTEM SET leasehold.zombie_grace = 0");
     // a misspelt one is no setting of somebody else's
     s.err("SET leasehold.defualt_ttl = '1s'").is("42602");
     assert_eq!(s.text("SHOW leasehold.default_ttl").as_deref(), Some("30s"));
@@ -648,10 +671,33 @@ fn settings_have_their_scopes() {
     let role = db.role();
     let mut s = db.session_as(&role);
     s.err("SET leasehold.max_leases = 100").is("55P02");
-    s.err("SET leasehold.max_ttl = '1min'").is("55P02");
-    s.exec("SET leasehold.default_ttl = '10s'; SET leasehold.token = '5'");
-    let contexts = s.text("SELECT string_agg(context, ' ' ORDER BY name) FROM pg_settings WHERE name LIKE 'leasehold.%'");
-    assert_eq!(contexts.as_deref(), Some("user postmaster sighup user"));
+    let on_reload = [
+        ("ledger_retention", "1d"),
+        ("max_ttl", "1min"),
+        ("promotion", "lossless"),
+        ("zombie_grace", "1min"),
+        ("zombie_policy", "wait"),
+    ];
+    for (name, value) in on_reload {
+        s.err(&format!("SET leasehold.{name} = '{value}'"))
+            .is("55P02");
+    }
+    s.exec("SET leasehold.default_ttl = '10s'; SET leasehold.token = '5'; SET leasehold.durability = memory");
+    let by_context = |context: &str| {
+        let sql = "SELECT string_agg(substr(name, 11), ' ' ORDER BY name) FROM pg_settings
+                    WHERE name LIKE 'leasehold.%' AND context = $1";
+        db.session().one_with::<Option<String>>(sql, &[&context])
+    };
+    assert_eq!(
+        by_context("user").as_deref(),
+        Some("default_ttl durability token")
+    );
+    assert_eq!(by_context("postmaster").as_deref(), Some("max_leases"));
+    assert_eq!(
+        by_context("sighup"),
+        Some(on_reload.map(|(name, _)| name).join(" "))
+    );
+    assert_eq!(by_context("superuser"), None);
 }
 
 fn max_ttl_counts_from_the_reload() {

@@ -116,11 +116,9 @@ fn later_features_are_absent_rather_than_ignored() {
         );
     }
     for setting in [
-        "promotion",
-        "durability",
-        "zombie_policy",
         "max_waiters",
         "max_wait",
+        "max_leases_per_role",
         "event_ring",
     ] {
         s.err(&format!("SHOW leasehold.{setting}")).is("42704");

@@ -119,14 +119,16 @@ enum Outcome {
 
 #[derive(Clone, Copy)]
 struct RawRefusal {
+    level: c_int,
     sqlstate: c_int,
     message: *const c_char,
     detail: *const c_char,
     hint: *const c_char,
 }
 
-/// PostgreSQL's level ERROR, the same in all its versions.
+/// PostgreSQL's levels ERROR and FATAL, the same in PostgreSQL 15 to 18.
 const ERROR: c_int = 21;
+const FATAL: c_int = 22;
 
 unsafe extern "C-unwind" {
     fn errstart(elevel: c_int, domain: *const c_char) -> bool;
@@ -183,6 +185,7 @@ pub unsafe fn guard_and_raise(body: fn() -> Answer<()>) {
 impl RawRefusal {
     fn of(refusal: &Refusal) -> RawRefusal {
         RawRefusal {
+            level: if refusal.is_fatal { FATAL } else { ERROR },
             sqlstate: encode_sqlstate(refusal.sqlstate),
             message: palloc_text(Some(&refusal.message)),
             detail: palloc_text(refusal.detail.as_deref()),
@@ -196,7 +199,7 @@ impl RawRefusal {
         let plain = c"%s".as_ptr();
         // SAFETY: the strings are palloc'd, NUL-terminated, and passed as data, not as a format
         unsafe {
-            errstart(ERROR, std::ptr::null());
+            errstart(self.level, std::ptr::null());
             errcode(self.sqlstate);
             errmsg(plain, self.message);
             if !self.detail.is_null() {
@@ -207,7 +210,7 @@ impl RawRefusal {
             }
             errfinish(c"leasehold".as_ptr(), 0, c"leasehold".as_ptr());
         }
-        unreachable!("an ERROR does not return")
+        unreachable!("an ERROR does not return, a FATAL even less")
     }
 }
 

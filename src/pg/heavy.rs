@@ -6,6 +6,9 @@
 
 use pgrx::pg_sys;
 
+use super::Oid;
+use super::sessions::{self, Holder};
+
 /// Class of the fence locks: "LH".
 const FENCE_CLASS: u16 = 0x4C48;
 /// Class of the lock under which a block of tokens is reserved.
@@ -48,6 +51,7 @@ fn tag(key: u64, class: u16) -> pg_sys::LOCKTAG {
 /// Takes the fence lock in share mode until the (sub)transaction ends. Waits only for the moment in
 /// which a grant is recorded. 53200 when the lock table is full.
 pub fn share_fence(key: u64) {
+    sessions::open();
     let _owner = OfSubtransaction::begin();
     // SAFETY: the tag lives through the call; the lock belongs to the transaction
     unsafe {
@@ -60,7 +64,8 @@ pub fn share_fence(key: u64) {
     }
 }
 
-/// Takes the fence lock in exclusive mode if no other transaction holds it.
+/// Takes the fence lock in exclusive mode if no other transaction holds it; until the (sub)transaction ends,
+/// if it is not given back.
 pub fn try_exclude_fence(key: u64) -> bool {
     let _owner = OfSubtransaction::begin();
     // SAFETY: as `share_fence`; with `dontWait` a conflict is an answer
@@ -109,6 +114,26 @@ fn release(key: u64, class: u16) {
             false,
         );
     }
+}
+
+/// The other transactions that hold the fence lock, prepared ones too.
+pub fn fence_holders(key: u64) -> Vec<Holder> {
+    let mut count = 0;
+    // SAFETY: the result is a palloc'd array of that many, freed with the query's memory
+    unsafe {
+        let holders = pg_sys::GetLockConflicts(
+            &tag(key, FENCE_CLASS),
+            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
+            &mut count,
+        );
+        let holders = std::slice::from_raw_parts(holders, usize::try_from(count).unwrap_or(0));
+        holders.iter().map(Holder::of).collect()
+    }
+}
+
+/// The two halves of the key and the class, as `pg_locks` shows them.
+pub fn fence_tag(key: u64) -> (Oid, Oid, i64) {
+    ((key >> 32) as u32, key as u32, i64::from(FENCE_CLASS))
 }
 
 /// How many transactions hold the fence lock, this one included, prepared ones too.

@@ -28,6 +28,65 @@ pub fn register() {
         pg_sys::RegisterResourceReleaseCallback(Some(at_release), std::ptr::null_mut());
         NEXT_EXECUTOR_RUN = pg_sys::ExecutorRun_hook;
         pg_sys::ExecutorRun_hook = Some(executor_run);
+        NEXT_OBJECT_ACCESS = pg_sys::object_access_hook;
+        pg_sys::object_access_hook = Some(object_access);
+    }
+}
+
+thread_local! {
+    static WATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Has this backend told when a relation or a role changes: for what it remembers of them. Once, lazily,
+/// because a backend forgets what the postmaster registered.
+pub fn watch_catalogs() {
+    if WATCHES.replace(true) {
+        return;
+    }
+    // SAFETY: the callbacks live as long as the process; there is room for 64 and 10 of them
+    unsafe {
+        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), pg_sys::Datum::from(0));
+        pg_sys::CacheRegisterSyscacheCallback(
+            pg_sys::SysCacheIdentifier::AUTHOID as i32,
+            Some(role_changed),
+            pg_sys::Datum::from(0),
+        );
+    }
+}
+
+unsafe extern "C-unwind" fn relation_changed(_arg: pg_sys::Datum, relation: pg_sys::Oid) {
+    crate::ledger::relation_changed(relation.to_u32());
+}
+
+unsafe extern "C-unwind" fn role_changed(_arg: pg_sys::Datum, _cache: i32, _hash: u32) {
+    crate::acquire::role_changed();
+}
+
+static mut NEXT_OBJECT_ACCESS: pg_sys::object_access_hook_type = None;
+
+thread_local! {
+    /// The relation that is about to be dropped.
+    static GOING: std::cell::Cell<Oid> = const { std::cell::Cell::new(0) };
+}
+
+/// Sees relations go. No guard of pgrx's is around the next hook, as in `executor_run`.
+unsafe extern "C-unwind" fn object_access(
+    access: pg_sys::ObjectAccessType::Type,
+    class: pg_sys::Oid,
+    object: pg_sys::Oid,
+    part: std::ffi::c_int,
+    arg: *mut c_void,
+) {
+    let is_relation = class == pg_sys::RelationRelationId && part == 0;
+    // SAFETY: these frames hold plain data only; the next hook gets what PostgreSQL passed
+    unsafe {
+        if access == pg_sys::ObjectAccessType::OAT_DROP && is_relation {
+            GOING.set(object.to_u32());
+            guard_and_raise(|| crate::tokens::relation_goes(GOING.get()));
+        }
+        if let Some(next) = NEXT_OBJECT_ACCESS {
+            next(access, class, object, part, arg);
+        }
     }
 }
 
@@ -183,7 +242,7 @@ unsafe extern "C-unwind" fn at_subtransaction(
     }
 }
 
-#[pg_guard]
+/// Called for every resource owner and phase: no guard where there is nothing to do.
 unsafe extern "C-unwind" fn at_release(
     phase: pg_sys::ResourceReleasePhase::Type,
     _is_commit: bool,
@@ -191,7 +250,13 @@ unsafe extern "C-unwind" fn at_release(
     _arg: *mut c_void,
 ) {
     if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS && !xact::is_idle() {
-        xact::locks_are_gone();
+        // SAFETY: this frame holds plain data only
+        unsafe {
+            guard_and_raise(|| {
+                xact::locks_are_gone();
+                Ok(())
+            });
+        }
     }
 }
 
@@ -232,22 +297,22 @@ pub fn register_worker() {
 }
 
 /// A worker of one database, as the static worker sees it.
-pub struct Marker(DynamicBackgroundWorker);
+pub struct DatabaseWorker(DynamicBackgroundWorker);
 
-impl Marker {
+impl DatabaseWorker {
     /// Starts a worker for a database. None when no worker slot is free.
-    pub fn start(database: Oid) -> Option<Marker> {
-        BackgroundWorkerBuilder::new("leasehold marker")
-            .set_type("leasehold marker")
+    pub fn start(database: Oid) -> Option<DatabaseWorker> {
+        BackgroundWorkerBuilder::new("leasehold database")
+            .set_type("leasehold database")
             .set_library("leasehold")
-            .set_function("leasehold_marker_main")
+            .set_function("leasehold_database_main")
             .set_argument(Some(pg_sys::Datum::from(database)))
             .set_notify_pid(super::pid())
             .set_restart_time(None)
             .enable_spi_access()
             .load_dynamic()
             .ok()
-            .map(Marker)
+            .map(DatabaseWorker)
     }
 
     /// Whether it has ended.
@@ -291,12 +356,11 @@ pub extern "C-unwind" fn leasehold_worker_main(_arg: pg_sys::Datum) {
 /// The worker of one database; its argument is the database.
 #[pg_guard]
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn leasehold_marker_main(arg: pg_sys::Datum) {
+pub extern "C-unwind" fn leasehold_database_main(arg: pg_sys::Datum) {
     BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP | SignalWakeFlags::SIGTERM);
     let database = arg.value() as u32;
-    // before the connection, which fails when the database is gone: nobody tries again then
-    crate::marks::take_up(database);
-    BackgroundWorker::connect_worker_to_spi_by_oid(Some(database.into_pg()), None);
-    super::set_worker_defaults();
-    crate::marks::run(database);
+    crate::worker::run_for(database, || {
+        BackgroundWorker::connect_worker_to_spi_by_oid(Some(database.into_pg()), None);
+        super::set_worker_defaults();
+    });
 }

@@ -22,6 +22,8 @@ pub enum Arg<'a> {
     Text(&'a [u8]),
     /// bigint
     I64(i64),
+    /// smallint
+    I16(i16),
     /// boolean
     Bool(bool),
     /// oid
@@ -35,6 +37,7 @@ impl Arg<'_> {
         match self {
             Arg::Text(_) => pg_sys::TEXTOID,
             Arg::I64(_) => pg_sys::INT8OID,
+            Arg::I16(_) => pg_sys::INT2OID,
             Arg::Bool(_) => pg_sys::BOOLOID,
             Arg::Oid(_) => pg_sys::OIDOID,
             Arg::Timestamp(_) => pg_sys::TIMESTAMPTZOID,
@@ -46,6 +49,7 @@ impl Arg<'_> {
         match self {
             Arg::Text(bytes) => fmgr::text_datum(bytes),
             Arg::I64(value) | Arg::Timestamp(value) => value.into(),
+            Arg::I16(value) => value.into(),
             Arg::Bool(value) => value.into(),
             Arg::Oid(value) => value.into_pg().into(),
         }
@@ -197,6 +201,11 @@ impl Row {
     /// A bigint or timestamptz column.
     pub fn i64(&self, column: i32) -> Option<i64> {
         self.datum(column).map(|datum| datum.value() as i64)
+    }
+
+    /// A smallint column.
+    pub fn i16(&self, column: i32) -> Option<i16> {
+        self.datum(column).map(|datum| datum.value() as i16)
     }
 
     /// An oid column.

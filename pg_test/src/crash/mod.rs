@@ -1,21 +1,14 @@
 //! Layer crash: a server dies again and again under a load of acquires, fenced writes and releases, and nothing that it
-//! has promised is broken.
+//! has promised is broken; and what a single kill must not take along.
 //!
-//! `load` makes the load and keeps its history, `history` judges it. `SEED=n` repeats the decisions of a run; a failure
-//! names its seed. A run in which nothing was taken over, refused or recovered fails: it would have proved nothing.
+//! The load and its judge are those of layer chaos, with one kind of blow at a time: a failure here says which it was.
 
-mod history;
-mod load;
-mod rng;
 pub mod wall_clock;
 
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::chaos::{self, Counts, Kind, Plan};
 use crate::cluster::{Cluster, Db, Stop};
-use load::{CLIENTS, CONTENDED, Load, Told};
-use rng::Rng;
 
 crate::tests![
     killed_backends,
@@ -26,102 +19,33 @@ crate::tests![
     renewal_outlives_a_kill_whatever_the_session_set,
 ];
 
-const BLOWS: usize = 10;
-/// Acknowledged writes before each blow: enough for takeovers and refusals in every round.
-const WRITES_PER_ROUND: u64 = 50;
-/// A blow falls anywhere within so long after that.
-const BLOW_WITHIN_MS: u64 = 300;
+const BLOWS: u64 = 7;
 
 fn killed_backends() {
-    survives(WRITES_PER_ROUND, |cluster, load, rng| {
-        let victim = (0..CLIENTS).find_map(|_| load.backend(rng.below(CLIENTS as u64) as usize));
-        cluster.crash_backend(victim.expect("a client is connected"));
+    survives(Counts {
+        crashes: BLOWS,
+        ..Counts::default()
     });
 }
 
 fn killed_postmasters() {
-    survives(WRITES_PER_ROUND, |cluster, _, _| {
-        cluster.kill_postmaster();
-        cluster.start();
+    survives(Counts {
+        kills: BLOWS,
+        ..Counts::default()
     });
 }
 
 fn immediate_restarts() {
-    survives(WRITES_PER_ROUND / 2, |cluster, _, _| {
-        cluster.restart(Stop::Immediate)
+    survives(Counts {
+        immediate: BLOWS,
+        ..Counts::default()
     });
 }
 
-fn survives(writes_per_round: u64, blow: impl Fn(&Cluster, &Load, &mut Rng)) {
-    let seed = seed();
-    let mut rng = Rng::new(seed);
-    let db = database();
-    let load = Load::start(&db, seed);
-    let mut blows = Vec::new();
-    for _ in 0..BLOWS {
-        load.wait_for_writes(writes_per_round);
-        thread::sleep(Duration::from_millis(rng.below(BLOW_WITHIN_MS)));
-        blows.push(load.now());
-        blow(&db.cluster, &load, &mut rng);
-    }
-    load.wait_for_writes(writes_per_round);
-    let told = load.finish();
-    judge(&told, &load::end_of(&db, blows), &db.cluster.log(), seed);
-}
-
-/// A table so small that entries are pushed out of it and come back from the ledger all the time.
-fn database() -> Db {
-    let cluster = Cluster::builder().conf("leasehold.max_leases", "12");
-    Db::on(&Arc::new(cluster.start()))
-}
-
-fn judge(told: &Told, end: &history::End, log: &str, seed: u64) {
-    let summary = load::summary(told);
-    let faults = told.history.faults(end);
-    let mut shown: Vec<String> = faults.iter().take(5).map(ToString::to_string).collect();
-    shown.extend(
-        told.unexpected
-            .iter()
-            .take(5)
-            .map(|error| format!("unexpected: {error}")),
-    );
-    assert!(
-        shown.is_empty(),
-        "{} faults and {} unexpected errors with SEED={seed}\n{}\n{summary}",
-        faults.len(),
-        told.unexpected.len(),
-        shown.join("\n")
-    );
-    println!("    SEED={seed}: {summary}");
-    let (takeovers, stale) = (
-        told.history.takeovers(CONTENDED),
-        told.refused.get("LH001").copied().unwrap_or(0),
-    );
-    let survivals = told.history.survivals(&end.blows);
-    let recoveries = log.matches("automatic recovery in progress").count();
-    let vacuous = [
-        (takeovers >= BLOWS, "takeovers"),
-        (stale >= BLOWS, "stale writes refused"),
-        (survivals >= 1, "leases used after a recovery"),
-        (recoveries == BLOWS, "recoveries"),
-    ];
-    for (enough, what) in vacuous {
-        assert!(
-            enough,
-            "too few {what} to prove anything with SEED={seed}: {survivals} survivals, {recoveries} recoveries, {summary}"
-        );
-    }
-}
-
-fn seed() -> u64 {
-    match std::env::var("SEED") {
-        Ok(text) => text
-            .parse()
-            .unwrap_or_else(|_| panic!("SEED={text} is not a number")),
-        Err(_) => SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| u64::from(since.subsec_nanos())),
-    }
+/// With a table so small that entries are pushed out of it and come back from the ledger all the time.
+fn survives(counts: Counts) {
+    let plan = Plan::new(chaos::seed(), Kind::Alone, counts);
+    chaos::survives(&plan, &[chaos::SMALL_TABLE]);
 }
 
 /// A block of tokens is on disk before one of them is handed out. A committed grant would flush it by itself, so only a
@@ -130,8 +54,8 @@ fn seed() -> u64 {
 fn tokens_of_an_aborted_block_are_not_used_again() {
     let db = lazy_database();
     db.session()
-        .exec("SELECT setval('leasehold.token_seq', 1::bigint << 50)");
-    let mut last = 1 << 50;
+        .exec("SELECT setval('leasehold.token_seq', (1::bigint << 50) + (1::bigint << 44))");
+    let mut last = (1 << 50) + (1 << 44);
     for _ in 0..3 {
         db.cluster.restart(Stop::Immediate);
         let mut session = db.session();

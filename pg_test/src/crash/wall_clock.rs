@@ -1,15 +1,9 @@
 //! The wall clock jumps, and no lease notices: G5 stands on a clock that no one can set, and G2 on none.
-//!
-//! The jumps are real to the server, but to it alone: a small library that the C compiler makes (Rust needs one anyway)
-//! is loaded into it ahead of the C library.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 
+use crate::chaos::wall_clock::WallClock;
 use crate::cluster::{Cluster, Db, Stop};
-use crate::environment::run;
 
 crate::tests![
     leases_do_not_follow_the_wall_clock,
@@ -20,44 +14,22 @@ const DAY_S: i64 = 86_400;
 
 struct Server {
     db: Db,
-    offset: PathBuf,
+    clock: WallClock,
 }
 
 impl Server {
     fn start() -> Self {
-        let cluster = Cluster::builder().create();
-        let source = cluster.dir().join("wall_clock.c");
-        fs::write(&source, include_str!("wall_clock.c"))
-            .expect("the cluster's directory can be written");
-        let library = source.with_extension("so");
-        run(Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .arg(&library)
-            .arg(&source));
-        let offset = source.with_extension("offset");
-        fs::write(&offset, "0").expect("the cluster's directory can be written");
-        cluster.set_variable("LD_PRELOAD", &library.to_string_lossy());
-        cluster.set_variable("WALL_CLOCK", &offset.to_string_lossy());
+        let (cluster, clock) = (Cluster::builder().create(), WallClock::new());
+        clock.give_to(&cluster);
         cluster.start();
         let db = Db::on(&Arc::new(cluster));
-        Self { db, offset }
+        Self { db, clock }
     }
 
     /// Sets the wall clock to so much from the true time, and makes sure that the server has it.
     fn set(&self, seconds: i64) {
-        fs::write(&self.offset, seconds.to_string())
-            .expect("the cluster's directory can be written");
-        let mut session = self.db.session();
-        let ahead: f64 = session.one("SELECT extract(epoch FROM clock_timestamp())::float8");
-        let ours = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .expect("it is after 1970")
-            .as_secs_f64();
-        let off = ahead - ours - seconds as f64;
-        assert!(
-            off.abs() < 3600.0,
-            "the server's clock is {off} s from where it was set"
-        );
+        self.clock.set(seconds);
+        self.clock.is_seen_by(&mut self.db.session());
     }
 }
 

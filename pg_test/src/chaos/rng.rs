@@ -3,10 +3,6 @@
 pub struct Rng(u64);
 
 impl Rng {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
     /// A generator of its own for the part `number` of a run.
     pub fn part(seed: u64, number: u64) -> Self {
         let mut rng = Self(seed ^ number.wrapping_mul(0xD1B5_4A32_D192_ED03));

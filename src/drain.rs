@@ -1,0 +1,131 @@
+//! Drain: a new grant waits for the transactions that are still open under an old token, and ends the
+//! zombies among them.
+//!
+//! - A transaction that is ending anyway is waited for a moment: it may be in the middle of its commit, which is
+//!   never cut off.
+//! - Once its lease has been over for `leasehold.zombie_grace`, a transaction is a zombie that nothing good
+//!   can come of: what it would still write could only be refused. `leasehold.zombie_policy` says what is
+//!   done. Who it is, and that it is still that very transaction, is `pg::sessions`' business.
+//! - A prepared transaction has no session that could be ended: it is reported.
+//!
+//! A transaction that was granted the resource and stays open for longer than its lease is one of them: it
+//! has no lease before it commits, and holds the resource up all the same.
+//!
+//! Whoever drains an old lease has the grant in progress, so it is one taker at a time; the others are refused
+//! at once.
+
+use crate::errors::{self, Answer};
+use crate::pg::sessions::{self, Drain, Fate};
+use crate::pg::{self, heavy};
+use crate::resources::Resource;
+use crate::{ledger, settings, table};
+
+/// How long what is ending by itself is waited for.
+const MOMENT_US: i64 = 10_000;
+/// How long a session that was told to end is waited for. The next taker goes on from there.
+const ASKED_US: i64 = 200_000;
+/// A prepared transaction ends without waking anybody.
+const LOOK_AGAIN_MS: i64 = 10;
+
+/// Takes the fence lock in exclusive mode, as soon as nobody is inside under an old token. False where it
+/// can't be had: the grant must be given up for now. `over_us`: since when the last lease is over.
+pub fn drain(resource: &Resource, over_us: i64) -> Answer<bool> {
+    if heavy::try_exclude_fence(resource.hash) {
+        return Ok(true);
+    }
+    wait_out(resource, over_us, || {
+        heavy::try_exclude_fence(resource.hash)
+    })
+}
+
+/// Waits until a grant is no longer in progress whose transaction is open for longer than its lease. Nobody
+/// else is inside: it holds the fence.
+pub fn drain_grant(resource: &Resource, owner: u64, over_us: i64) -> Answer<bool> {
+    wait_out(resource, over_us, || {
+        table::read(resource.key(), |entry| entry.record.grant.owner) != Some(owner)
+    })
+}
+
+/// Waits for what `is_done` says, and ends those who are in its way as far as that is allowed.
+fn wait_out(resource: &Resource, over_us: i64, is_done: impl Fn() -> bool) -> Answer<bool> {
+    let sleeper = Drain::prepare();
+    let begun_us = pg::clock::now_us();
+    let mut give_up_us = begun_us.saturating_add(MOMENT_US);
+    loop {
+        if is_done() {
+            return Ok(true);
+        }
+        let now_us = pg::clock::now_us();
+        let is_past_grace = now_us.saturating_sub(over_us) >= settings::zombie_grace_us();
+        // the lock is of a hash: who holds it may be inside another resource, whose lease is live
+        let may = is_past_grace && !table::has_twin(resource.key());
+        let policy = settings::zombie_policy();
+        let mut is_anyone_left = false;
+        for holder in heavy::fence_holders(resource.hash) {
+            match sessions::ask(holder, policy, may, now_us) {
+                Fate::Ending => {}
+                Fate::Left => is_anyone_left = true,
+                Fate::Asked => give_up_us = give_up_us.max(begun_us.saturating_add(ASKED_US)),
+                fate @ (Fate::Cancelled(_) | Fate::Ended(_)) => {
+                    give_up_us = now_us.saturating_add(ASKED_US);
+                    report(resource, over_us, now_us, fate);
+                }
+            }
+        }
+        if is_anyone_left {
+            return Ok(false);
+        }
+        if now_us >= give_up_us {
+            drop(sleeper);
+            if is_past_grace {
+                report_prepared(resource)?;
+            }
+            return Ok(false);
+        }
+        sleeper.wait(LOOK_AGAIN_MS);
+    }
+}
+
+fn report(resource: &Resource, over_us: i64, now_us: i64, fate: Fate) {
+    let token = table::read(resource.key(), |entry| match entry.record.grant.token {
+        0 => entry.record.lease.token,
+        token => token,
+    });
+    let token = token.unwrap_or_default();
+    let (what, pid) = match fate {
+        Fate::Cancelled(pid) => ("cancelled the statement of process", pid),
+        Fate::Ended(pid) => ("ended the session of process", pid),
+        _ => return,
+    };
+    pg::log(
+        &format!("leasehold {what} {pid}, whose transaction held up a lease"),
+        &format!(
+            "Resource \"{}\": the lease of token {token} has been over for {}, and process {} ({}) wants it.",
+            resource.shown(),
+            errors::seconds(now_us.saturating_sub(over_us)),
+            pg::pid(),
+            pg::application_name()
+        ),
+    );
+}
+
+/// Once per lease, in the server log.
+fn report_prepared(resource: &Resource) -> Answer<()> {
+    if table::read(resource.key(), |entry| entry.is_hold_up_reported) != Some(false) {
+        return Ok(());
+    }
+    for name in ledger::prepared_holders(resource.ledger, resource.hash)? {
+        table::change(resource.key(), |entry| entry.is_hold_up_reported = true);
+        pg::log(
+            &format!(
+                "prepared transaction \"{}\" holds up a lease",
+                errors::shown(&name)
+            ),
+            &format!(
+                "Resource \"{}\" cannot be granted before it is resolved: COMMIT PREPARED or ROLLBACK PREPARED.",
+                resource.shown()
+            ),
+        );
+    }
+    Ok(())
+}
