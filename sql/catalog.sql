@@ -15,6 +15,7 @@ CREATE TABLE leasehold.ledger (
     ttl_us       bigint NOT NULL,
     system       bigint NOT NULL,
     granted_at   timestamptz NOT NULL,
+    granted_by   bigint NOT NULL,
     database     oid NOT NULL,
     role         oid NOT NULL,
     holder_bytes smallint NOT NULL,
@@ -25,6 +26,7 @@ CREATE TABLE leasehold.ledger (
 COMMENT ON TABLE leasehold.ledger IS 'durable: one row per resource, its highest token and its last lease';
 COMMENT ON COLUMN leasehold.ledger.token IS 'T_max: the highest token granted for the resource';
 COMMENT ON COLUMN leasehold.ledger.ttl_us IS 'longest TTL of that lease, microseconds';
+COMMENT ON COLUMN leasehold.ledger.granted_by IS 'the (sub)transaction of the grant, as a full transaction id: without its commit there is no lease';
 COMMENT ON COLUMN leasehold.ledger.holder IS 'its first holder_bytes bytes are the label';
 COMMENT ON COLUMN leasehold.ledger.system IS 'system identifier of the cluster that granted it';
 COMMENT ON COLUMN leasehold.ledger.database IS 'database that granted it';

@@ -36,6 +36,8 @@ pub struct Row {
     pub role: Oid,
     /// Wall clock of the grant.
     pub granted_at: i64,
+    /// The (sub)transaction of the grant: the row is there before that commits.
+    pub granted_by: u64,
 }
 
 /// What a new grant writes.
@@ -97,11 +99,12 @@ const TOKEN: usize = 2;
 const TTL: usize = 3;
 const SYSTEM: usize = 4;
 const GRANTED_AT: usize = 5;
-const DATABASE: usize = 6;
-const ROLE: usize = 7;
-const HOLDER_BYTES: usize = 8;
-const RELEASED: usize = 9;
-const HOLDER: usize = 10;
+const GRANTED_BY: usize = 6;
+const DATABASE: usize = 7;
+const ROLE: usize = 8;
+const HOLDER_BYTES: usize = 9;
+const RELEASED: usize = 10;
+const HOLDER: usize = 11;
 
 /// The row of a resource as it is now.
 pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
@@ -119,6 +122,7 @@ pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
         ),
         role: fields.oid(ROLE).unwrap_or_default(),
         granted_at: fields.i64(GRANTED_AT).unwrap_or_default(),
+        granted_by: fields.i64(GRANTED_BY).unwrap_or_default() as u64,
     }))
 }
 
@@ -135,7 +139,8 @@ fn unpadded(mut holder: Vec<u8>, bytes: i16) -> Vec<u8> {
 }
 
 static UNRELEASED: Statement = Statement::new(
-    c"SELECT resource, token, ttl_us, released, system, database, holder, holder_bytes, role, granted_at
+    c"SELECT resource, token, ttl_us, released, system, database, holder, holder_bytes, role, granted_at,
+             granted_by
         FROM leasehold.ledger WHERE NOT released",
 );
 
@@ -156,6 +161,7 @@ pub fn unreleased(ledger: Oid) -> Answer<Vec<(Vec<u8>, Row)>> {
             ),
             role: row.oid(9).unwrap_or_default(),
             granted_at: row.i64(10).unwrap_or_default(),
+            granted_by: row.i64(11).unwrap_or_default() as u64,
         };
         (row.bytes(1).unwrap_or_default(), values)
     }))
@@ -173,6 +179,7 @@ pub fn write(ledger: Oid, new: &NewRow) -> Answer<bool> {
         Arg::I64(new.ttl_us),
         Arg::I64(system),
         Arg::Timestamp(new.granted_at),
+        Arg::I64(pg::subtransaction_number() as i64),
         Arg::Oid(database),
         Arg::Oid(new.role),
         Arg::I16(i16::try_from(new.holder.len()).unwrap_or(0)),

@@ -164,6 +164,32 @@ pub fn transaction_number() -> u64 {
     unsafe { pg_sys::GetTopFullTransactionId().value }
 }
 
+/// The number of the running subtransaction, assigning one where it has none. As above.
+pub fn subtransaction_number() -> u64 {
+    // SAFETY: as above
+    unsafe { pg_sys::GetCurrentFullTransactionId().value }
+}
+
+/// Whether the transaction of that number has committed; one of which nothing is kept any more has. False while
+/// it runs.
+pub fn has_committed(number: u64) -> bool {
+    // SAFETY: looks up the commit log, which is kept for all numbers that are not older than the oldest
+    unsafe {
+        let next = pg_sys::ReadNextFullTransactionId().value;
+        if number >= next {
+            return false;
+        }
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let shared = pg_sys::ShmemVariableCache;
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        let shared = pg_sys::TransamVariables;
+        let xid = pg_sys::TransactionId::from(number as u32);
+        let is_old = next - number >= u64::from(u32::MAX / 2)
+            || pg_sys::TransactionIdPrecedes(xid, (*shared).oldestXid);
+        is_old || pg_sys::TransactionIdDidCommit(xid)
+    }
+}
+
 /// Whether a transaction's fixed snapshot was taken before the transaction of that number ended.
 pub fn fixed_snapshot_predates(number: u64) -> bool {
     if !snapshot_is_fixed() {

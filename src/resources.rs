@@ -135,6 +135,9 @@ pub fn recovered(row: &Row, database: &Database) -> Entry {
     let lost = row.token <= database.lost_up_to || (database.lossy && !since_start);
     let standing = if !at_home || lost {
         Standing::Lost
+    } else if !since_start && !pg::has_committed(row.granted_by) {
+        // rolled back, or cut off by the crash: there is no such lease
+        Standing::Lost
     } else if since_start || marks::was_over(ledger, row.token) {
         Standing::Reclaimed
     } else {
@@ -148,7 +151,7 @@ pub fn recovered(row: &Row, database: &Database) -> Entry {
 /// What a ledger row means on a standby: the primary's clock is not known, so its lease runs until
 /// it is released or superseded.
 pub fn replicated(row: &Row) -> Entry {
-    let standing = if row.home == ledger::here() {
+    let standing = if row.home == ledger::here() && pg::has_committed(row.granted_by) {
         Standing::Trusted
     } else {
         Standing::Lost

@@ -41,6 +41,7 @@ crate::tests![
     renewed_ttl_is_what_a_restart_recovers,
     released_lease_is_free_after_a_clean_restart,
     uncommitted_grant_is_nothing_after_a_crash,
+    rolled_back_grant_is_nothing_after_a_crash,
     tokens_rise_over_restarts,
     tokens_at_or_below_the_floor_are_stale,
     untouched_leases_are_listed_as_recovering,
@@ -874,6 +875,41 @@ fn uncommitted_grant_is_nothing_after_a_crash() {
         "the release was never committed"
     );
     assert!(s.renew("old", old));
+}
+
+/// The ledger's row is written before the commit, over that of an older lease; it says whose grant it was.
+fn rolled_back_grant_is_nothing_after_a_crash() {
+    let db = own(&[]);
+    let mut s = db.session();
+    for resource in ["whole", "savepoint", "open"] {
+        let token = s.acquire(resource);
+        assert!(s.release(resource, token));
+    }
+    s.exec("BEGIN");
+    let whole = s.acquire("whole");
+    s.exec("ROLLBACK; BEGIN; SAVEPOINT a");
+    let savepoint = s.acquire("savepoint");
+    s.exec("ROLLBACK TO a; COMMIT");
+    let mut holder = db.session();
+    holder.exec("BEGIN");
+    let open = holder.acquire("open");
+    // what was written before is on disk with this
+    let kept = s.acquire("kept");
+    db.cluster.kill_postmaster();
+    db.cluster.start();
+    let mut s = db.session();
+    for (resource, token) in [("whole", whole), ("savepoint", savepoint), ("open", open)] {
+        assert!(!s.check_fence(resource, token), "{resource}");
+        assert!(!s.renew(resource, token), "{resource}");
+        db.refused(
+            &mut s,
+            &format!("SELECT fence('{resource}', {token})"),
+            "LH001",
+        );
+        assert_eq!(s.state_of(resource), "free");
+        assert!(s.acquire(resource) > token, "{resource}");
+    }
+    assert!(s.renew("kept", kept));
 }
 
 fn tokens_rise_over_restarts() {

@@ -17,7 +17,7 @@ crate::tests![
     cancelled_wait_ends_every_lease_of_its_transaction,
     terminated_wait_ends_the_lease,
     lease_that_no_standby_confirmed_stays_over,
-    cancelled_wait_of_a_renewal_leaves_the_next_to_wait,
+    cancelled_wait_of_a_renewal_ends_the_lease,
     grants_in_memory_wait_until_the_standby_knows_their_ttl,
     cancelled_wait_of_a_grant_in_memory_leaves_the_next_to_wait,
     refusals_on_a_standby_tell_where_to_go,
@@ -273,7 +273,7 @@ fn lease_that_no_standby_confirmed_stays_over() {
 
 /// The lease was granted before, and the standby knows it. That it is longer now the standby does not know, so that
 /// whoever asks for it again waits again.
-fn cancelled_wait_of_a_renewal_leaves_the_next_to_wait() {
+fn cancelled_wait_of_a_renewal_ends_the_lease() {
     let pair = synchronous(&[]);
     let db = &pair.db;
     let mut s = db.session();
@@ -285,16 +285,10 @@ fn cancelled_wait_of_a_renewal_leaves_the_next_to_wait() {
     pending.join().1.expect("a cancelled wait is no error");
     assert!(db.cluster.log().contains(CANCELLED));
     let mut s = db.session();
-    assert_eq!(s.try_acquire("r"), None);
-    assert!(s.check_fence("r", token));
-    let pending = unconfirmed(db, s, &renewal);
+    assert!(!s.check_fence("r", token) && !s.renew("r", token) && !s.release("r", token));
+    db.refused(&mut s, &format!("SELECT fence('r', {token})"), "LH004");
     drop(held);
-    let (_, answer) = pending.join();
-    assert_eq!(answer, Ok(Some("t".to_owned())));
-    let mut on = pair.copy().session();
-    wait_for("the longer lease", || {
-        on.info_says("r", "ttl = '5min'").then_some(())
-    });
+    assert!(s.acquire("r") > token);
 }
 
 /// A lease in memory is covered by the longest TTL that the standby knows of, whoever has raised it.

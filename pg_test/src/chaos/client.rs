@@ -297,7 +297,7 @@ impl Client {
 
     fn work_under_own(&mut self, lease: Lease) -> Tried<()> {
         self.ask(Op::See { lease })?;
-        if self.rng.chance(20) {
+        if self.rng.chance(40) {
             self.stall_in_block()?;
         }
         if self.rng.chance(60) {
