@@ -33,7 +33,7 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
     if known == Some(true) {
         return Ok(None);
     }
-    let mut database = resources::database(resource.ledger)?;
+    let database = resources::database(resource.ledger)?;
     if pg::clock::now_us() < database.grace_until_us {
         return Ok(None);
     }
@@ -41,9 +41,8 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
         if known.is_none() && is_live(&resource.open(&database)?) {
             return Ok(None);
         }
-        if database.block.is_empty() {
+        if !database.has_tokens() {
             tokens::ensure(resource.ledger)?;
-            database = resources::database(resource.ledger)?;
         }
         match begin(request) {
             Some((Begin::Begun, over_us)) => break over_us,
@@ -53,7 +52,7 @@ pub fn acquire(request: &Request) -> Answer<Option<i64>> {
             None => known = None,
         }
     };
-    let Some(granted) = take_over(request, over_us)? else {
+    let Some(granted) = take_over(request, &database, over_us)? else {
         return Ok(None);
     };
     if !database.is_home {
@@ -129,7 +128,7 @@ struct Granted {
 }
 
 /// Drains: takes the fence for the moment in which the grant is recorded, and stays inside it.
-fn take_over(request: &Request, over_us: i64) -> Answer<Option<Granted>> {
+fn take_over(request: &Request, database: &Database, over_us: i64) -> Answer<Option<Granted>> {
     let resource = &request.resource;
     // this transaction may itself have written under an older token
     let own_old = xact::checked(resource.hash, &resource.name, |_| ()).is_some();
@@ -147,7 +146,7 @@ fn take_over(request: &Request, over_us: i64) -> Answer<Option<Granted>> {
     }
     let holding = holding(request);
     let (token, row_open, marked_lsn) = loop {
-        if let Some(recorded) = record(request, &holding)? {
+        if let Some(recorded) = record(request, database, &holding)? {
             break recorded;
         }
         tokens::ensure(resource.ledger)?;
@@ -176,11 +175,15 @@ fn take_over(request: &Request, over_us: i64) -> Answer<Option<Granted>> {
 }
 
 /// Records the grant under the next token, or None when the block of tokens is used up.
-fn record(request: &Request, holding: &Holding) -> Answer<Option<(i64, bool, u64)>> {
+fn record(
+    request: &Request,
+    database: &Database,
+    holding: &Holding,
+) -> Answer<Option<(i64, bool, u64)>> {
     let resource = &request.resource;
     let owner = xact::owner();
     let recorded = table::change(resource.key(), |entry| {
-        let Some((token, marked_lsn)) = tokens::take(resource.ledger) else {
+        let Some((token, marked_lsn)) = database.take_token() else {
             return Ok(None);
         };
         let now_us = pg::clock::now_us();

@@ -21,9 +21,10 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
 use leasehold_core::record::Record;
@@ -177,9 +178,11 @@ pub struct Database {
     pub oid: Oid,
     /// The ledger that the rest is about; 0 until it is known.
     pub ledger: Oid,
-    /// Tokens that are durably reserved and not handed out yet.
-    pub block: Block,
-    /// The highest token handed out since the server started, whatever the ledger.
+    /// Where its tokens are.
+    pub place: u32,
+    /// A block of tokens was taken since the server started.
+    pub has_had_block: bool,
+    /// The highest token reserved since the server started, whatever the ledger.
     pub handed: i64,
     /// The highest token that can have been handed out before.
     pub floor: i64,
@@ -195,9 +198,6 @@ pub struct Database {
     pub memory_ttl_us: i64,
     /// The longest TTL that the ledger has ever seen.
     pub longest_ttl_us: i64,
-    /// The end of the WAL that leases in memory rely on: that marks rows of the ledger as released, or deletes
-    /// them, or makes this server the ledger's. None is granted before that is on disk, and on the standby.
-    pub marked_lsn: u64,
     /// Leases of tokens up to this one were lost with an earlier promotion.
     pub lost_up_to: i64,
     /// The ledger names this server, database and timeline as its own.
@@ -220,7 +220,8 @@ impl Database {
     const UNUSED: Database = Database {
         oid: 0,
         ledger: 0,
-        block: Block::EMPTY,
+        place: 0,
+        has_had_block: false,
         handed: 0,
         floor: 0,
         forgotten: 0,
@@ -229,13 +230,37 @@ impl Database {
         grace_until_us: 0,
         memory_ttl_us: 0,
         longest_ttl_us: 0,
-        marked_lsn: 0,
         lost_up_to: 0,
         is_home: false,
         marks_wanted: false,
         sweep_wanted: false,
         is_connecting: false,
     };
+}
+
+/// What every grant of a database needs, without a lock.
+#[repr(C)]
+struct Tokens {
+    /// The ledger that they are of.
+    ledger: AtomicU32,
+    /// The next token of the block. It never falls.
+    next: AtomicI64,
+    /// The last one.
+    last: AtomicI64,
+    /// The end of the WAL that leases in memory rely on: that marks rows of the ledger as released, or deletes
+    /// them, or makes this server the ledger's. None is granted before that is on disk, and on the standby.
+    marked_lsn: AtomicU64,
+}
+
+impl Tokens {
+    const fn none() -> Tokens {
+        Tokens {
+            ledger: AtomicU32::new(0),
+            next: AtomicI64::new(1),
+            last: AtomicI64::new(0),
+            marked_lsn: AtomicU64::new(0),
+        }
+    }
 }
 
 #[repr(C)]
@@ -246,7 +271,11 @@ struct Header {
     seed: u64,
     /// The static worker's latch; null while it does not run.
     worker: AtomicPtr<pg_sys::Latch>,
+    /// Counts the changes of the databases, so that a backend need not look at them again and again.
+    changes: AtomicU64,
     databases: [Database; DATABASES],
+    /// By the databases' places.
+    tokens: [Tokens; DATABASES],
 }
 
 /// Addresses in this process; null until the startup hook has run.
@@ -387,8 +416,10 @@ unsafe fn initialise(header: *mut Header, geometry: Geometry) {
         (&raw mut (*header).writable_us).write(AtomicI64::new(0));
         (&raw mut (*header).seed).write(RandomState::new().hash_one(0));
         (&raw mut (*header).worker).write(AtomicPtr::new(std::ptr::null_mut()));
+        (&raw mut (*header).changes).write(AtomicU64::new(1));
         for i in 0..DATABASES {
             (&raw mut (*header).databases[i]).write(Database::UNUSED);
+            (&raw mut (*header).tokens[i]).write(Tokens::none());
         }
         for p in 0..geometry.partitions {
             let view = View::at(header, geometry, p);
@@ -766,6 +797,7 @@ pub fn want_sweeps() {
     let databases = unsafe { &mut (*header()).databases };
     let used = databases.iter_mut().filter(|d| d.oid != 0 && d.ledger != 0);
     used.for_each(|d| d.sweep_wanted = !d.is_connecting);
+    note_change();
     drop(held);
 }
 
@@ -823,9 +855,79 @@ pub fn database<R>(oid: Oid, change: impl FnOnce(&mut Database) -> R) -> Option<
         .or_else(|| databases.iter().position(|d| d.oid == 0))?;
     let database = databases.get_mut(place)?;
     database.oid = oid;
+    database.place = place as u32;
     let result = change(database);
+    note_change();
     drop(held);
     Some(result)
+}
+
+/// The databases were changed; their lock is held.
+fn note_change() {
+    // SAFETY: the header lives as long as the process
+    unsafe { &(*header()).changes }.fetch_add(1, Ordering::Release);
+}
+
+fn tokens(known: &Database) -> &'static Tokens {
+    // SAFETY: the header lives as long as the process; places are below the array's length
+    unsafe { &(&(*header()).tokens)[known.place as usize % DATABASES] }
+}
+
+impl Database {
+    /// The next token of this ledger's block, or None when it is used up; with it, the end of the WAL that leases
+    /// in memory rely on. Neither errors nor allocates.
+    pub fn take_token(&self) -> Option<(i64, u64)> {
+        let tokens = tokens(self);
+        if tokens.ledger.load(Ordering::Acquire) != self.ledger {
+            return None;
+        }
+        loop {
+            // the last one first: a new block moves the next one before it, and `next` never falls, so a
+            // token that is taken is of the block that `last` is of, or of none
+            let last = tokens.last.load(Ordering::Acquire);
+            let next = tokens.next.load(Ordering::Acquire);
+            if next > last {
+                return None;
+            }
+            let taken = tokens.next.compare_exchange(
+                next,
+                next.saturating_add(1),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            if taken.is_ok() {
+                return Some((next, tokens.marked_lsn.load(Ordering::Acquire)));
+            }
+        }
+    }
+
+    /// Whether the block has tokens.
+    pub fn has_tokens(&self) -> bool {
+        let tokens = tokens(self);
+        tokens.ledger.load(Ordering::Acquire) == self.ledger
+            && tokens.next.load(Ordering::Acquire) <= tokens.last.load(Ordering::Acquire)
+    }
+
+    /// A new block, above all before. For who changes the databases.
+    pub fn set_block(&mut self, block: Block) {
+        let tokens = tokens(self);
+        tokens.next.store(block.next, Ordering::Release);
+        tokens.last.store(block.last, Ordering::Release);
+        self.has_had_block = true;
+        self.handed = self.handed.max(block.last);
+    }
+
+    /// No block, of another ledger. For who changes the databases.
+    pub fn forget_block(&mut self, ledger: Oid) {
+        let tokens = tokens(self);
+        tokens.last.store(0, Ordering::Release);
+        tokens.ledger.store(ledger, Ordering::Release);
+    }
+
+    /// Notes that leases in memory rely on the WAL up to there.
+    pub fn raise_marked_lsn(&self, lsn: u64) {
+        tokens(self).marked_lsn.fetch_max(lsn, Ordering::AcqRel);
+    }
 }
 
 /// Notes that a T_max of a ledger is forgotten that is nowhere else. Neither errors nor allocates: a
@@ -838,16 +940,32 @@ pub fn raise_forgotten(oid: Oid, ledger: Oid, t_max: i64) {
     if let Some(known) = known.filter(|known| known.ledger == ledger) {
         known.forgotten = known.forgotten.max(t_max);
     }
+    note_change();
     drop(held);
 }
 
-/// What is known of a database, under the databases' lock in share mode.
+thread_local! {
+    /// What was known of this backend's database, as of that change of the databases.
+    static KNOWN: Cell<(u64, Database)> = const { Cell::new((0, Database::UNUSED)) };
+}
+
+/// What is known of a database: as this backend has seen it last, if nothing was changed since.
 pub fn known_database(oid: Oid) -> Option<Database> {
+    // SAFETY: the header lives as long as the process
+    let changes = unsafe { &(*header()).changes };
+    let (seen, known) = KNOWN.get();
+    if known.oid == oid && seen == changes.load(Ordering::Acquire) {
+        return Some(known);
+    }
     let held = lock(Geometry::current().locks() - 1).share();
+    let seen = changes.load(Ordering::Acquire);
     // SAFETY: the lock is held
     let databases = unsafe { &(*header()).databases };
     let known = databases.iter().find(|d| d.oid == oid).copied();
     drop(held);
+    if let Some(known) = known {
+        KNOWN.set((seen, known));
+    }
     known
 }
 
@@ -859,6 +977,7 @@ pub fn forget_database(oid: Oid) {
     if let Some(database) = databases.iter_mut().find(|d| d.oid == oid) {
         *database = Database::UNUSED;
     }
+    note_change();
     drop(held);
 }
 

@@ -9,7 +9,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leasehold_core::token::{Block, Start, block_from, epoch_of, first_after_start};
+use leasehold_core::token::{Start, block_from, epoch_of, first_after_start};
 
 use crate::errors::{Answer, Refusal, code};
 use crate::ledger::{self, Numbers};
@@ -44,11 +44,11 @@ pub fn database(ledger: Oid) -> Answer<Database> {
     let marked_lsn = pg::written_wal();
     let found = in_table(|database| {
         if database.ledger != ledger {
+            database.forget_block(ledger);
+            database.raise_marked_lsn(marked_lsn);
             *database = Database {
-                oid: database.oid,
                 ledger,
-                block: Block::EMPTY,
-                handed: database.handed,
+                has_had_block: false,
                 // never lower: another ledger may come back, of a DROP EXTENSION that is undone
                 floor: floor.max(database.floor),
                 forgotten: 0,
@@ -61,12 +61,9 @@ pub fn database(ledger: Oid) -> Answer<Database> {
                 },
                 memory_ttl_us: numbers.memory_ttl_us,
                 longest_ttl_us: numbers.longest_ttl_us,
-                marked_lsn: marked_lsn.max(database.marked_lsn),
                 lost_up_to,
                 is_home: at_home && !promoted,
-                marks_wanted: database.marks_wanted,
-                sweep_wanted: database.sweep_wanted,
-                is_connecting: database.is_connecting,
+                ..*database
             };
         }
         *database
@@ -166,18 +163,16 @@ pub fn move_in(known: &Database) -> Answer<()> {
     in_table(|database| {
         if database.ledger == ledger {
             database.is_home = true;
-            database.marked_lsn = database.marked_lsn.max(lsn);
+            database.raise_marked_lsn(lsn);
         }
     })
 }
 
 /// Notes that a row of the ledger was marked, or deleted, by the WAL up to there. Before anybody relies on it.
 pub fn note_marked(database: Oid, ledger: Oid, lsn: u64) {
-    table::database(database, |known| {
-        if known.ledger == ledger {
-            known.marked_lsn = known.marked_lsn.max(lsn);
-        }
-    });
+    if let Some(known) = table::known_database(database).filter(|known| known.ledger == ledger) {
+        known.raise_marked_lsn(lsn);
+    }
 }
 
 /// A relation is about to be dropped. Where it is one of the extension's, the position of the tokens is noted,
@@ -194,24 +189,9 @@ pub fn relation_goes(relation: Oid) -> Answer<()> {
     in_table(|database| database.handed = database.handed.max(position))
 }
 
-/// The next token, or None when the block in memory is used up; with it, how far the WAL must be kept so
-/// that no mark in the ledger is lost (`Database::marked_lsn`). Neither errors nor allocates: may be called
-/// under a partition's lock.
-pub fn take(ledger: Oid) -> Option<(i64, u64)> {
-    table::database(pg::database(), |known| {
-        if known.ledger != ledger {
-            return None;
-        }
-        let token = known.block.take()?;
-        known.handed = known.handed.max(token);
-        Some((token, known.marked_lsn))
-    })
-    .flatten()
-}
-
 /// Makes sure that the block in memory is not empty.
 pub fn ensure(ledger: Oid) -> Answer<()> {
-    if !database(ledger)?.block.is_empty() {
+    if database(ledger)?.has_tokens() {
         return Ok(());
     }
     pg::heavy::lock_tokens();
@@ -222,21 +202,21 @@ pub fn ensure(ledger: Oid) -> Answer<()> {
 
 fn reserve(ledger: Oid) -> Answer<()> {
     let known = database(ledger)?;
-    if !known.block.is_empty() {
+    if known.has_tokens() {
         return Ok(());
     }
     let numbers = ledger::numbers(ledger)?;
     let position = numbers.token.max(known.handed);
-    let start = if known.block == Block::EMPTY {
-        first_block(ledger, &numbers, position, known.promoted)?
-    } else {
+    let start = if known.has_had_block {
         position.checked_add(1)
+    } else {
+        first_block(ledger, &numbers, position, known.promoted)?
     };
     let block = start.and_then(block_from).ok_or_else(used_up)?;
     ledger::reserve_tokens(ledger, block.last)?;
     in_table(|database| {
-        if database.ledger == ledger && database.block.is_empty() {
-            database.block = block;
+        if database.ledger == ledger && !database.has_tokens() {
+            database.set_block(block);
         }
     })
 }
