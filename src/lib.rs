@@ -63,6 +63,7 @@ pub extern "C-unwind" fn _PG_init() {
         .set_hint(refusal.hint.unwrap_or_default())
         .report(PgLogLevel::ERROR);
     }
+    pg::look_at_version();
     settings::define();
     table::register();
     pg::sessions::register();

@@ -232,8 +232,7 @@ pub fn run(database: Oid, until: Instant) -> bool {
                 entry.record.note_marked(mark.token);
             });
         }
-        let done = marks.iter().filter(|mark| mark.is_done).count();
-        if done < BATCH {
+        if marks.len() < BATCH || !marks.iter().any(|mark| mark.is_done) {
             return false;
         }
         if Instant::now() >= until {

@@ -10,6 +10,7 @@
 #![allow(ffi_unwind_calls)]
 
 use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -272,9 +273,13 @@ fn is_confirmed(lsn: u64, mode: usize) -> bool {
         let confirmed = &raw const (*shared).lsn;
         // the status follows the positions. Since the minor releases of May 2025 it is a set of bits, of
         // which this one says that standbys are named; before, it was a boolean that says the same
-        const DEFINED: u8 = if HAS_STATUS_BITS { 2 } else { 1 };
+        let defined = if HAS_STATUS_BITS.load(Ordering::Relaxed) {
+            2
+        } else {
+            1
+        };
         let status = confirmed.add(1).cast::<u8>().read_volatile();
-        if status & DEFINED == 0 {
+        if status & defined == 0 {
             return true;
         }
         confirmed
@@ -322,10 +327,28 @@ pub fn written_wal() -> u64 {
     unsafe { pg_sys::GetXLogInsertRecPtr() }
 }
 
-const HAS_STATUS_BITS: bool = !matches!(
-    pg_sys::PG_VERSION_NUM,
-    150_000..150_013 | 160_000..160_009 | 170_000..170_005
-);
+/// Whether the server that runs has the set of bits. The headers may have been those of an older minor release.
+static HAS_STATUS_BITS: AtomicBool = AtomicBool::new(true);
+
+/// Looks which minor release runs. Once, while preloading.
+pub fn look_at_version() {
+    // SAFETY: the setting is always there; its value is a C string
+    let version = unsafe {
+        let text = pg_sys::GetConfigOption(c"server_version_num".as_ptr(), true, false);
+        if text.is_null() {
+            return;
+        }
+        CStr::from_ptr(text)
+            .to_str()
+            .ok()
+            .and_then(|text| text.parse::<u32>().ok())
+    };
+    let is_older = matches!(
+        version,
+        Some(150_000..150_013 | 160_000..160_009 | 170_000..170_005)
+    );
+    HAS_STATUS_BITS.store(!is_older, Ordering::Relaxed);
+}
 
 /// The running subtransaction; 1 is the transaction itself.
 pub fn subtransaction() -> u32 {

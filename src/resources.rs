@@ -85,6 +85,9 @@ impl Resource {
             };
             let entry = recovered(&row, database);
             match table::insert(self.key(), &entry, generation, pg::clock::now_us()) {
+                Insert::Present if entry.record.due_mark().is_some() => {
+                    table::want_marks(pg::database());
+                }
                 Insert::Present | Insert::Changed => {}
                 Insert::Full => return Ok(Found::NoRoom(entry)),
             }
@@ -176,7 +179,10 @@ fn entry_of(row: &Row, standing: Standing, released: bool, writable_us: i64) -> 
         granted_after: 0,
     };
     let now_us = pg::clock::now_us();
-    Entry::new(Record::recovered(remembered, writable_us, now_us), holding)
+    let mut record = Record::recovered(remembered, writable_us, now_us);
+    // what this server knows of a release from its own file, a standby does not know
+    record.row_open |= !row.released && standing != Standing::Lost;
+    Entry::new(record, holding)
 }
 
 /// Whether bytes can name a resource.

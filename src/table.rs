@@ -878,15 +878,12 @@ impl Database {
     /// in memory rely on. Neither errors nor allocates.
     pub fn take_token(&self) -> Option<(i64, u64)> {
         let tokens = tokens(self);
-        if tokens.ledger.load(Ordering::Acquire) != self.ledger {
-            return None;
-        }
         loop {
             // the last one first: a new block moves the next one before it, and `next` never falls, so a
-            // token that is taken is of the block that `last` is of, or of none
+            // token that is taken is of the block that `last` is of, or of none; and of this ledger
             let last = tokens.last.load(Ordering::Acquire);
             let next = tokens.next.load(Ordering::Acquire);
-            if next > last {
+            if next > last || tokens.ledger.load(Ordering::Acquire) != self.ledger {
                 return None;
             }
             let taken = tokens.next.compare_exchange(

@@ -34,7 +34,7 @@ pub fn run() {
         return;
     }
     table::writable_since(pg::clock::now_us());
-    let mut running: HashMap<Oid, DatabaseWorker> = HashMap::new();
+    let mut running: HashMap<Oid, (DatabaseWorker, Instant)> = HashMap::new();
     let mut swept = Instant::now();
     let mut marks_since = None;
     loop {
@@ -50,17 +50,21 @@ pub fn run() {
         });
         let mut next = sweep_every().saturating_sub(swept.elapsed());
         if !wanted.is_empty() {
-            running.retain(|_, worker| !worker.has_ended());
+            // between two spells a database is left to itself for as long, so that it can be dropped
+            running.retain(|_, (worker, started)| {
+                !worker.has_ended() || started.elapsed() < 2 * SPELL
+            });
             for database in wanted {
                 if !running.contains_key(&database)
                     && let Some(worker) = DatabaseWorker::start(database)
                 {
-                    running.insert(database, worker);
+                    running.insert(database, (worker, Instant::now()));
                 }
             }
             // what could not be started is tried again then; what was, takes up its work before
             marks_since = has_marks.then(Instant::now);
-            next = next.min(GATHER);
+            let is_left = !table::databases_where(|known| known.sweep_wanted).is_empty();
+            next = next.min(if is_left { SPELL } else { GATHER });
         }
         if let Some(since) = marks_since {
             next = next.min(GATHER.saturating_sub(since.elapsed()));

@@ -119,15 +119,17 @@ fn release(key: u64, class: u16) {
 /// The other transactions that hold the fence lock, prepared ones too.
 pub fn fence_holders(key: u64) -> Vec<Holder> {
     let mut count = 0;
-    // SAFETY: the result is a palloc'd array of that many, freed with the query's memory
+    // SAFETY: the result is a palloc'd array of that many
     unsafe {
         let holders = pg_sys::GetLockConflicts(
             &tag(key, FENCE_CLASS),
             pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
             &mut count,
         );
-        let holders = std::slice::from_raw_parts(holders, usize::try_from(count).unwrap_or(0));
-        holders.iter().map(Holder::of).collect()
+        let list = std::slice::from_raw_parts(holders, usize::try_from(count).unwrap_or(0));
+        let list = list.iter().map(Holder::of).collect();
+        pg_sys::pfree(holders.cast());
+        list
     }
 }
 
@@ -140,10 +142,12 @@ pub fn fence_tag(key: u64) -> (Oid, Oid, i64) {
 pub fn writers(key: u64) -> i32 {
     let tag = tag(key, FENCE_CLASS);
     let mut others = 0;
-    // SAFETY: the result is a palloc'd array that is freed with the query's memory; the count goes
-    // to a local; own locks are left out by the function
+    // SAFETY: the result is a palloc'd array; the count goes to a local; own locks are left out by the
+    // function
     let own = unsafe {
-        pg_sys::GetLockConflicts(&tag, pg_sys::ExclusiveLock as pg_sys::LOCKMODE, &mut others);
+        let holders =
+            pg_sys::GetLockConflicts(&tag, pg_sys::ExclusiveLock as pg_sys::LOCKMODE, &mut others);
+        pg_sys::pfree(holders.cast());
         held_by_me(&tag)
     };
     others + i32::from(own)

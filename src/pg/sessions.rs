@@ -324,6 +324,11 @@ pub fn ask(holder: Holder, policy: ZombiePolicy, may: bool, now_us: i64) -> Fate
                 Fate::Ended(place.pid)
             }
             State::Cancelled if is_idle => Fate::Left,
+            // another statement, or one that has caught it
+            State::Cancelled if may && now_us.saturating_sub(place.asked_us) > CANCEL_US => {
+                signal(place, State::Cancelled, libc::SIGINT, now_us);
+                Fate::Cancelled(place.pid)
+            }
             State::Cancelled => Fate::Asked,
         }
     })
