@@ -167,12 +167,14 @@ fn stopped_reader_does_not_revive_an_old_token() {
         drop(session);
         db.cluster.restart(Stop::Fast);
         session = db.session();
+        // connected before: what is stopped may hold a lock that a new connection needs
+        let granter = db.session();
         let reader = db.session().spawn("SELECT look()");
         // anywhere in its rounds, of which one takes some milliseconds
         thread::sleep(Duration::from_micros(20_000 + 137 * trial as u64));
         let stopped = Process::open(reader.pid);
         stopped.signal(Signal::STOP);
-        let mut granting = db.session().spawn(&grant_all("PERFORM"));
+        let mut granting = granter.spawn(&grant_all("PERFORM"));
         let patience = Instant::now() + PATIENCE;
         while !granting.is_done() && Instant::now() < patience {
             thread::yield_now();
