@@ -145,41 +145,32 @@ fn take_over(request: &Request, database: &Database, over_us: i64) -> Answer<Opt
         pg::heavy::share_fence(resource.hash);
     }
     let holding = holding(request);
-    let (token, row_open, marked_lsn) = loop {
-        if let Some(recorded) = record(request, database, &holding)? {
-            break recorded;
+    let granted = loop {
+        if let Some(granted) = record(request, database, &holding)? {
+            break granted;
         }
         tokens::ensure(resource.ledger)?;
     };
     if !is_lone {
         pg::heavy::readmit_fence(resource.hash);
     }
-    xact::grant_recorded(token);
+    xact::grant_recorded(granted.token);
     xact::note_checked(
         resource.hash,
         Checked {
             resource: resource.name.clone(),
-            token,
+            token: granted.token,
             deadline_us: pg::clock::now_us().saturating_add(request.ttl_us),
             named: true,
             role: None,
             users: fence::users(),
         },
     );
-    Ok(Some(Granted {
-        token,
-        row_open,
-        marked_lsn,
-        holding,
-    }))
+    Ok(Some(granted))
 }
 
 /// Records the grant under the next token, or None when the block of tokens is used up.
-fn record(
-    request: &Request,
-    database: &Database,
-    holding: &Holding,
-) -> Answer<Option<(i64, bool, u64)>> {
+fn record(request: &Request, database: &Database, holding: &Holding) -> Answer<Option<Granted>> {
     let resource = &request.resource;
     let owner = xact::owner();
     let recorded = table::change(resource.key(), |entry| {
@@ -195,7 +186,12 @@ fn record(
             return Err((token, entry.record.t_max));
         }
         entry.holding = *holding;
-        Ok(Some((token, row_open, marked_lsn)))
+        Ok(Some(Granted {
+            token,
+            row_open,
+            marked_lsn,
+            holding: *holding,
+        }))
     });
     match recorded {
         Some(Ok(recorded)) => Ok(recorded),

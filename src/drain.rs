@@ -24,8 +24,8 @@ use crate::{ledger, settings, table};
 const MOMENT_US: i64 = 10_000;
 /// How long a session that was told to end is waited for. The next taker goes on from there.
 const ASKED_US: i64 = 200_000;
-/// A prepared transaction ends without waking anybody.
-const LOOK_AGAIN_MS: i64 = 10;
+/// Prepared transactions and the worker, which deletes old rows under the fence, end without waking anybody.
+const LOOK_AGAIN_MS: i64 = 2;
 
 /// Takes the fence lock in exclusive mode, as soon as nobody is inside under an old token. False where it
 /// can't be had: the grant must be given up for now. `over_us`: since when the last lease is over.

@@ -321,8 +321,12 @@ pub fn numbers(ledger: Oid) -> Answer<Numbers> {
     Ok(rows.into_iter().next().unwrap_or_default())
 }
 
-/// Whether a relation is the ledger or one of the numbers, and all of these are there.
+/// Whether a relation is the ledger or one of the numbers, and all of these are there. Asked of every relation
+/// that is dropped, so it is told at once where there is no ledger.
 pub fn is_part(relation: Oid) -> bool {
+    if pg::relation(c"leasehold", c"ledger").is_none() {
+        return false;
+    }
     const PARTS: [&CStr; 11] = [
         c"ledger",
         c"ledger_pkey",

@@ -18,14 +18,18 @@ use std::time::Instant;
 
 use leasehold_core::name;
 
+use crate::errors::Answer;
 use crate::pg::hooks;
 use crate::pg::{self, Oid};
+use crate::resources::Resource;
 use crate::table::{self, Key};
-use crate::{errors, ledger, tokens};
+use crate::{ledger, tokens};
 
 /// In the data directory, which is the working directory of every process of the server.
 const FILE: &str = "pg_stat/leasehold.over";
 const NEW_FILE: &str = "pg_stat/leasehold.over.new";
+/// A line for each ledger that was dropped: its database, and how far its tokens went.
+const DROPPED_FILE: &str = "pg_stat/leasehold.dropped";
 /// Runs of the server that are remembered for a ledger: what is older is marked, or long over.
 const SPANS_MAX: usize = 64;
 /// Ledgers that are remembered though they were not used since the start: some are of databases that
@@ -67,13 +71,34 @@ pub fn was_over(ledger: Oid, token: i64) -> bool {
     past(ledger).is_some_and(|past| past.spans.iter().any(|span| span.says_over(token)))
 }
 
-/// The highest token that any ledger of this database had handed out at a clean shutdown, 0 for none: the
-/// ledger may have been dropped since.
-pub fn highest_token() -> i64 {
-    let all = KNOWN.get().into_iter().flatten();
-    let here = all.filter(|((database, _), _)| *database == pg::database());
-    let spans = here.flat_map(|(_, past)| &past.spans);
-    spans.map(|span| span.to).max().unwrap_or_default()
+/// Notes on disk how far the tokens of this database went, whose ledger is about to be dropped: another may be
+/// made after a crash. Where that can't be written, the wall clock alone keeps its tokens above.
+pub fn note_dropped(position: i64) {
+    let append = || {
+        let mut file = File::options()
+            .create(true)
+            .append(true)
+            .open(DROPPED_FILE)?;
+        file.write_all(format!("{} {position}\n", pg::database()).as_bytes())?;
+        file.sync_all()?;
+        File::open("pg_stat")?.sync_all()
+    };
+    if let Err(error) = append() {
+        pg::log(
+            "leasehold could not note how far the tokens of a dropped ledger went",
+            &format!("{DROPPED_FILE}: {error}."),
+        );
+    }
+}
+
+/// The highest token that a dropped ledger of this database can have handed out, 0 where none is known.
+pub fn highest_dropped() -> i64 {
+    let text = fs::read_to_string(DROPPED_FILE).unwrap_or_default();
+    let here = format!("{} ", pg::database());
+    let positions = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(&here)?.parse().ok());
+    positions.max().unwrap_or_default()
 }
 
 /// Whether it is known from a clean shutdown that it was released.
@@ -130,7 +155,6 @@ fn ended(database: &table::Database, mut past: Past) -> Past {
         // what has not been looked at since the start may be live
         span.live.retain(|token| is_live.get(token) != Some(&false));
     }
-    // a database without a ledger is remembered for its tokens
     if database.handed > database.floor {
         let live = is_live.iter().filter(|(_, live)| **live);
         past.spans.push(Span {
@@ -227,11 +251,7 @@ fn parse_lines(body: &str) -> Option<Pasts> {
 pub fn run(database: Oid, until: Instant) -> bool {
     loop {
         let marks = hooks::transaction(|| mark_batch(database).unwrap_or_default());
-        for mark in marks.iter().filter(|mark| mark.is_done) {
-            table::change(mark.key(database), |entry| {
-                entry.record.note_marked(mark.token);
-            });
-        }
+        marks.iter().for_each(|mark| mark.note(database));
         if marks.len() < BATCH || !marks.iter().any(|mark| mark.is_done) {
             return false;
         }
@@ -239,6 +259,18 @@ pub fn run(database: Oid, until: Instant) -> bool {
             return true;
         }
     }
+}
+
+/// Marks what shares its places in the shared table with a resource, where all of them are taken: what the ledger
+/// knows to be over need not be remembered. At once, in whatever transaction. Whether there was anything.
+pub fn make_room(resource: &Resource) -> Answer<bool> {
+    let mut has_marked = false;
+    for (name, token) in table::due_marks_beside(resource.key(), BATCH) {
+        let marked = mark(resource.ledger, name.as_slice(), token)?;
+        has_marked |= marked.is_done;
+        marked.note(pg::database());
+    }
+    Ok(has_marked)
 }
 
 struct Mark {
@@ -249,32 +281,38 @@ struct Mark {
 }
 
 impl Mark {
-    fn key(&self, database: Oid) -> Key<'_> {
-        Key {
+    /// Tells the shared table.
+    fn note(&self, database: Oid) {
+        let key = Key {
             database,
             ledger: self.ledger,
             hash: name::hash(&self.resource),
             resource: &self.resource,
+        };
+        if self.is_done {
+            table::change(key, |entry| entry.record.note_marked(self.token));
         }
     }
 }
 
-/// Writes the rows of a batch.
-fn mark_batch(database: Oid) -> errors::Answer<Vec<Mark>> {
+/// Writes a batch of marks.
+fn mark_batch(database: Oid) -> Answer<Vec<Mark>> {
     let ledger = ledger::oid()?;
-    let mut marks = Vec::new();
     // so that the commit sees to it that the WAL goes to disk, some time
     pg::transaction_number();
-    for (resource, token) in table::take_due_marks(database, ledger, BATCH) {
-        let resource = resource.as_slice().to_vec();
-        let is_done = ledger::mark_released(ledger, &resource, token)?;
-        tokens::note_marked(database, ledger, pg::own_wal());
-        marks.push(Mark {
-            ledger,
-            resource,
-            token,
-            is_done,
-        });
-    }
-    Ok(marks)
+    let due = table::due_marks(database, ledger, BATCH);
+    due.into_iter()
+        .map(|(resource, token)| mark(ledger, resource.as_slice(), token))
+        .collect()
+}
+
+fn mark(ledger: Oid, resource: &[u8], token: i64) -> Answer<Mark> {
+    let is_done = ledger::mark_released(ledger, resource, token)?;
+    tokens::note_marked(pg::database(), ledger, pg::own_wal());
+    Ok(Mark {
+        ledger,
+        resource: resource.to_vec(),
+        token,
+        is_done,
+    })
 }

@@ -100,6 +100,7 @@ impl Resource {
             let generation = table::generation(self.hash);
             match self.find(database)? {
                 Found::Shared(entry) => return Ok(entry),
+                Found::NoRoom(_) if self.makes_room()? => continue,
                 Found::NoRoom(_) => return Err(table_full()),
                 Found::Nowhere => {}
             }
@@ -107,9 +108,15 @@ impl Resource {
             match table::insert(self.key(), &unknown, generation, pg::clock::now_us()) {
                 Insert::Present => return Ok(unknown),
                 Insert::Changed => {}
+                Insert::Full if self.makes_room()? => {}
                 Insert::Full => return Err(table_full()),
             }
         }
+    }
+
+    /// Whether a place can be had by telling the ledger what is over, which the worker has not done yet.
+    fn makes_room(&self) -> Answer<bool> {
+        Ok(!pg::read_only_transaction() && marks::make_room(self)?)
     }
 
     /// Looks without bringing anything into the shared table, for views and on a standby. True with

@@ -186,6 +186,8 @@ pub struct Database {
     pub handed: i64,
     /// The highest token that can have been handed out before.
     pub floor: i64,
+    /// The ledger that was known before this one, and its floor: it comes back where a DROP EXTENSION is undone.
+    pub before: (Oid, i64),
     /// The highest T_max that was forgotten since and that the ledger does not hold.
     pub forgotten: i64,
     /// The ledger's timeline is not this server's: it was promoted.
@@ -224,6 +226,7 @@ impl Database {
         has_had_block: false,
         handed: 0,
         floor: 0,
+        before: (0, 0),
         forgotten: 0,
         promoted: false,
         lossy: false,
@@ -719,33 +722,46 @@ pub fn entries(database: Oid, ledger: Oid) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, En
     all
 }
 
-/// Takes up to `most` releases of a ledger that it has not been told of: resource and token. Not those
-/// of resources that are being granted, whose rows are being written.
-pub fn take_due_marks(
-    database: Oid,
-    ledger: Oid,
-    most: usize,
-) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, i64)> {
+/// Names up to `most` releases of a ledger that it has not been told of: resource and token. Not those of
+/// resources that are being granted, whose rows are being written.
+pub fn due_marks(database: Oid, ledger: Oid, most: usize) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, i64)> {
     let geometry = Geometry::current();
     let mut due = Vec::with_capacity(most);
     for index in 0..geometry.partitions {
-        let locked = locked_partition(geometry, index, false);
-        for slot in 0..geometry.slots {
-            if due.len() >= most {
-                return due;
-            }
-            // SAFETY: the lock is held
-            let slot = unsafe { &*locked.view.slot(slot as u32) };
-            let entry = &slot.entry;
-            if slot.database == database
-                && slot.ledger == ledger
-                && let Some(token) = entry.record.due_mark()
-            {
-                due.push((slot.resource, token));
-            }
-        }
+        due_marks_of(index, (database, ledger), most, &mut due);
     }
     due
+}
+
+/// The same, of those alone that share their places with a resource.
+pub fn due_marks_beside(key: Key, most: usize) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, i64)> {
+    let mut due = Vec::with_capacity(most);
+    let index = partition_of(Geometry::current(), key.hash);
+    due_marks_of(index, (key.database, key.ledger), most, &mut due);
+    due
+}
+
+/// Adds those of a partition, as long as there is room for them.
+fn due_marks_of(
+    index: usize,
+    of: (Oid, Oid),
+    most: usize,
+    due: &mut Vec<(Bytes<RESOURCE_BYTES_MAX>, i64)>,
+) {
+    let geometry = Geometry::current();
+    let locked = locked_partition(geometry, index, false);
+    for slot in 0..geometry.slots {
+        if due.len() >= most {
+            return;
+        }
+        // SAFETY: the lock is held
+        let slot = unsafe { &*locked.view.slot(slot as u32) };
+        if (slot.database, slot.ledger) == of
+            && let Some(token) = slot.entry.record.due_mark()
+        {
+            due.push((slot.resource, token));
+        }
+    }
 }
 
 /// The databases that were used. Without locks: only for the postmaster, when all other processes are
@@ -753,7 +769,7 @@ pub fn take_due_marks(
 pub fn databases_at_shutdown() -> Vec<Database> {
     // SAFETY: the memory is still there; nobody else is
     let databases = unsafe { &(*header()).databases };
-    let used = databases.iter().filter(|d| d.oid != 0);
+    let used = databases.iter().filter(|d| d.oid != 0 && d.ledger != 0);
     used.copied().collect()
 }
 

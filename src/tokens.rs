@@ -49,8 +49,14 @@ pub fn database(ledger: Oid) -> Answer<Database> {
             *database = Database {
                 ledger,
                 has_had_block: false,
-                // never lower: another ledger may come back, of a DROP EXTENSION that is undone
-                floor: floor.max(database.floor),
+                // one that was known before has its floor: what was granted since then is still that.
+                // Otherwise never lower than the last one's
+                floor: if database.before.0 == ledger {
+                    database.before.1
+                } else {
+                    floor.max(database.floor)
+                },
+                before: (database.ledger, database.floor),
                 forgotten: 0,
                 promoted,
                 lossy,
@@ -176,7 +182,7 @@ pub fn note_marked(database: Oid, ledger: Oid, lsn: u64) {
 }
 
 /// A relation is about to be dropped. Where it is one of the extension's, the position of the tokens is noted,
-/// as long as all is there: an extension that is made again goes on above it.
+/// in memory and on disk, as long as all is there: an extension that is made again goes on above it.
 pub fn relation_goes(relation: Oid) -> Answer<()> {
     if !table::is_ready() || pg::in_recovery() || !ledger::is_part(relation) {
         return Ok(());
@@ -186,7 +192,13 @@ pub fn relation_goes(relation: Oid) -> Answer<()> {
     let promoted = numbers.home == ledger::here() && numbers.timeline != pg::timeline();
     let start = start(&numbers, numbers.token, promoted, 0);
     let position = start.map_or(i64::MAX, |start| start.token.saturating_sub(1));
-    in_table(|database| database.handed = database.handed.max(position))
+    // the number that is reserved here, too: tokens of a promoted server may be above its sequence
+    let position = in_table(|database| {
+        database.handed = database.handed.max(position);
+        database.handed
+    })?;
+    marks::note_dropped(position);
+    Ok(())
 }
 
 /// Makes sure that the block in memory is not empty.
@@ -234,7 +246,7 @@ fn first_block(
         // which may be ahead of it then
         let highest = ledger::highest_token(ledger)?;
         ledger::set_lost_up_to(ledger, highest)?;
-        position = position.max(highest).max(marks::highest_token());
+        position = position.max(highest).max(marks::highest_dropped());
     }
     let start = start(numbers, position, promoted, unix_seconds());
     let is_new = |start: &Start| known_base(numbers) != Some(start.epoch_base);

@@ -73,6 +73,15 @@ struct State {
     wake_takers: bool,
 }
 
+impl State {
+    /// Something that this transaction did counts only once it is on disk, and on the standby.
+    fn needs_the_disk(&self) -> bool {
+        self.memory_ttl.is_some()
+            || !self.lengthened.is_empty()
+            || self.grants.iter().any(|grant| grant.on_disk)
+    }
+}
+
 /// The keys are hashes already.
 #[derive(Default)]
 struct Prehashed(u64);
@@ -277,12 +286,7 @@ pub fn before_commit() -> Answer<()> {
     if let Some(told) = sessions::committing() {
         return Err(cut_off(told));
     }
-    let writes = with(|state| {
-        state.memory_ttl.is_some()
-            || !state.lengthened.is_empty()
-            || state.grants.iter().any(|grant| grant.on_disk)
-    });
-    if writes {
+    if with(|state| state.needs_the_disk()) {
         pg::raise_synchronous_commit();
     }
     // statements that were sent along with it would have read under its snapshot
@@ -337,10 +341,7 @@ pub fn before_prepare() -> Answer<()> {
 pub fn committed() {
     let now_us = pg::clock::now_us();
     with(|state| {
-        let wrote = state.memory_ttl.is_some()
-            || !state.lengthened.is_empty()
-            || state.grants.iter().any(|grant| grant.on_disk);
-        let is_confirmed = !wrote || pg::commit_is_confirmed();
+        let is_confirmed = !state.needs_the_disk() || pg::commit_is_confirmed();
         for grant in state.grants.drain(..) {
             let due = table::change(grant.resource.key(), |entry| {
                 entry.is_hold_up_reported = false;

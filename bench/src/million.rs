@@ -13,7 +13,7 @@ use postgres::Client;
 use crate::cluster::Cluster;
 use crate::memory::{self, Size, megabytes};
 use crate::recovery::fill;
-use crate::report::{Figure, Ratio, Report};
+use crate::report::Report;
 use crate::{Options, Result};
 
 const RESOURCES: u32 = 1_000_000;
@@ -80,19 +80,8 @@ impl<'a> Rounds<'a> {
                 ("table", again.table, first.table),
                 ("index", again.index, first.index),
             ] {
-                report.ratio(
-                    &format!("ledger's {part}, round {round} of {}", self.of),
-                    format!("{:.1} MB", megabytes(size)),
-                    Figure {
-                        name: "round 1",
-                        value: format!("{:.1} MB", megabytes(before)),
-                    },
-                    Ratio {
-                        value: size as f64 / before as f64,
-                        spread: String::new(),
-                    },
-                    None,
-                );
+                let what = format!("ledger's {part}, round {round} of {}", self.of);
+                report.size(&what, size, "round 1", before);
             }
         }
         Ok(())

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::memory::megabytes;
+
 /// What a row is held against.
 #[derive(Clone, Copy)]
 pub enum Target {
@@ -74,6 +76,20 @@ impl Report {
             target.map_or(String::new(), |t| t.to_string()),
             target.map_or(String::new(), |t| yes_or_no(t.reached(ratio.value))),
         ]);
+    }
+
+    /// A row on a size in bytes and what it was at another time, in megabytes; not judged.
+    pub fn size(&mut self, what: &str, now: i64, name: &str, then: i64) {
+        let shown = |bytes| format!("{:.2} MB", megabytes(bytes));
+        let against = Figure {
+            name,
+            value: shown(then),
+        };
+        let ratio = Ratio {
+            value: now as f64 / then as f64,
+            spread: String::new(),
+        };
+        self.ratio(what, shown(now), against, ratio, None);
     }
 
     /// A row that is judged by a figure of its own.

@@ -10,7 +10,6 @@ use std::time::Instant;
 use postgres::{Client, IsolationLevel, Statement};
 
 use crate::cluster::Cluster;
-use crate::memory::megabytes;
 use crate::recovery::fill;
 use crate::report::{Figure, Ratio, Report, Target};
 use crate::stats::{median, order, percentile, range};
@@ -286,19 +285,7 @@ impl Subject {
             ("index", after.index, self.before.index),
         ];
         for (part, now, then) in pairs {
-            report.ratio(
-                &format!("  its {part} after it"),
-                format!("{:.2} MB", megabytes(now)),
-                Figure {
-                    name: "before",
-                    value: format!("{:.2} MB", megabytes(then)),
-                },
-                Ratio {
-                    value: now as f64 / then as f64,
-                    spread: String::new(),
-                },
-                None,
-            );
+            report.size(&format!("  its {part} after it"), now, "before", then);
         }
         Ok(())
     }

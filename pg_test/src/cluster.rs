@@ -60,6 +60,13 @@ impl Builder {
         self
     }
 
+    /// Several of them.
+    pub fn confs(self, settings: &[(&str, &str)]) -> Self {
+        settings
+            .iter()
+            .fold(self, |builder, (name, value)| builder.conf(name, value))
+    }
+
     /// Leaves shared_preload_libraries empty.
     pub fn without_preload(mut self) -> Self {
         self.preload = false;
@@ -233,25 +240,7 @@ impl Cluster {
 
     /// A physical standby of this server, started and streaming.
     pub fn standby(&self) -> Self {
-        let standby = Builder {
-            preload: true,
-            conf: Vec::new(),
-        }
-        .create_as(|data, dir| {
-            let mut backup = environment().pg_command("pg_basebackup", dir);
-            backup.args([
-                "--checkpoint=fast",
-                "--no-sync",
-                "-R",
-                "-U",
-                "postgres",
-                "-p",
-                "5432",
-                "-h",
-            ]);
-            backup.arg(&self.socket_dir).arg("-D").arg(data);
-            run(&mut backup);
-        });
+        let standby = Self::builder().standby_of(self);
         standby.start();
         standby
     }
@@ -563,6 +552,11 @@ impl Db {
         let db = Self::bare_on(cluster);
         db.session().exec("CREATE EXTENSION leasehold");
         db
+    }
+
+    /// On a server of its own with these settings.
+    pub fn with(settings: &[(&str, &str)]) -> Self {
+        Self::on(&Arc::new(Cluster::builder().confs(settings).start()))
     }
 
     /// One without the extension.

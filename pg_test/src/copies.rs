@@ -26,6 +26,7 @@ crate::tests![
     dump_taken_while_grants_go_on_is_of_one_piece,
     extension_made_again_over_a_dump_stays_above,
     extension_made_again_right_after_a_start_stays_above,
+    extension_made_again_after_a_restart_stays_above,
     extension_made_again_unused_stays_above,
     upgraded_cluster_keeps_t_max_only,
     upgraded_cluster_is_promoted_to_an_epoch_of_its_own,
@@ -278,6 +279,54 @@ fn extension_made_again_over_a_dump_stays_above() {
 const MAKE_AGAIN: &str = "DROP EXTENSION leasehold CASCADE; CREATE EXTENSION leasehold";
 
 /// The first thing that a server hears of the database is that its tokens are dropped.
+/// Between the old one and the new one the server forgets what it has in memory.
+fn extension_made_again_after_a_restart_stays_above() {
+    let db = Db::with(&[]);
+    let bystander = Db::on(&db.cluster);
+    db.session().tokens_far_ahead();
+    for way in [Way::Fast, Way::Immediate, Way::Killed, Way::Undone] {
+        let mut s = db.session();
+        s.acquire("before");
+        let last = s.spend_tokens();
+        s.exec("DROP EXTENSION leasehold");
+        if way == Way::Undone {
+            for sql in [
+                "CREATE EXTENSION leasehold",
+                "BEGIN; DROP EXTENSION leasehold; ROLLBACK",
+                "DROP EXTENSION leasehold",
+            ] {
+                s.exec(sql);
+            }
+        }
+        drop(s);
+        match way {
+            Way::Fast => db.cluster.restart(Stop::Fast),
+            Way::Immediate => db.cluster.restart(Stop::Immediate),
+            Way::Killed | Way::Undone => {
+                db.cluster.kill_postmaster();
+                db.cluster.start();
+            }
+        }
+        let mut s = db.session();
+        s.exec("CREATE EXTENSION leasehold");
+        let next = s.acquire("r");
+        assert!(next > last, "{next} after {last}: {way:?}");
+        // it is this database's matter
+        assert!(bystander.session().acquire("r") < FAR_AHEAD);
+        bystander
+            .session()
+            .exec("DROP EXTENSION leasehold; CREATE EXTENSION leasehold");
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Fast,
+    Immediate,
+    Killed,
+    Undone,
+}
+
 fn extension_made_again_right_after_a_start_stays_above() {
     let db = Db::on(&Arc::new(Cluster::builder().start()));
     db.session().tokens_far_ahead();

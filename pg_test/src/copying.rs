@@ -136,10 +136,7 @@ impl Pair {
     pub fn new(settings: &[(&str, &str)]) -> Self {
         // a standby that is slow to come must still find what it has missed
         let builder = Cluster::builder().conf("wal_keep_size", "64MB");
-        let builder = settings
-            .iter()
-            .fold(builder, |builder, (name, value)| builder.conf(name, value));
-        let db = Db::on(&Arc::new(builder.start()));
+        let db = Db::on(&Arc::new(builder.confs(settings).start()));
         let standby = Cluster::builder().standby_of(&db.cluster);
         standby.start();
         Self {

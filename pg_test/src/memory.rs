@@ -4,7 +4,6 @@
 //! That something is not granted before a time is shown by the instant at which it is granted first; that it is not
 //! granted at all by a time that is longer than any test.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Db, Stop, wait_for};
@@ -35,15 +34,6 @@ crate::tests![
     memory_acquire_cannot_be_prepared,
     memory_calls_in_read_only_transactions,
 ];
-
-fn own(settings: &[(&str, &str)]) -> Db {
-    let builder = settings
-        .iter()
-        .fold(Cluster::builder(), |builder, (name, value)| {
-            builder.conf(name, value)
-        });
-    Db::on(&Arc::new(builder.start()))
-}
 
 /// A session whose leases are in memory.
 fn memory(db: &Db) -> Session {
@@ -83,7 +73,7 @@ fn ledger_rows(db: &Db) -> i64 {
 }
 
 fn memory_lease_writes_nothing() {
-    let db = own(&[
+    let db = Db::with(&[
         // nobody else writes WAL then
         ("wal_level", "minimal"),
         ("max_wal_senders", "0"),
@@ -265,7 +255,7 @@ fn push_out(session: &mut Session) {
 }
 
 fn displaced_memory_lease_is_refused() {
-    let db = own(&[("leasehold.max_leases", "4")]);
+    let db = Db::with(&[("leasehold.max_leases", "4")]);
     let (mut s, mut durable) = (memory(&db), db.session());
     let resources = ["released", "expired", "after a durable one", "rolled back"];
     let older = durable.acquire("after a durable one");
@@ -307,7 +297,7 @@ fn displaced_memory_lease_is_refused() {
 }
 
 fn live_memory_lease_is_never_displaced() {
-    let db = own(&[("leasehold.max_leases", "4")]);
+    let db = Db::with(&[("leasehold.max_leases", "4")]);
     let mut s = memory(&db);
     let held = ["a", "b", "c", "d"].map(|resource| s.acquire(resource));
     push_out(&mut s);
@@ -369,7 +359,7 @@ fn durability_is_that_of_each_grant() {
 }
 
 fn durable_lease_follows_a_memory_lease() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = memory(&db);
     let lost = acquire_for(&mut s, "r", "500ms");
     assert!(s.release("r", lost));
@@ -398,7 +388,7 @@ const RESTARTS: &[End] = &[
 
 fn memory_lease_is_lost_with_the_server() {
     for (what, stop) in RESTARTS {
-        let db = own(&[]);
+        let db = Db::with(&[]);
         docs(&db);
         let mut s = memory(&db);
         let token = s.acquire("doc:1");
@@ -442,7 +432,7 @@ fn nothing_is_granted_until_memory_leases_have_run_out() {
     };
     let restarts = RESTARTS.iter().map(|(what, stop)| (*what, *stop, true));
     for (what, stop, starts) in restarts.chain([("a crashed backend", crash, false)]) {
-        let db = own(&[]);
+        let db = Db::with(&[]);
         let mut s = memory(&db);
         // the longest one counts, however long it is over
         let longest = acquire_for(&mut s, "longest", "2s");
@@ -478,7 +468,7 @@ fn nothing_is_granted_until_memory_leases_have_run_out() {
 }
 
 fn restart_within_that_time_begins_it_anew() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     acquire_for(&mut memory(&db), "r", "2s");
     for _ in 0..2 {
         db.cluster.restart(Stop::Fast);
@@ -498,7 +488,7 @@ fn restart_within_that_time_begins_it_anew() {
 }
 
 fn durable_leases_live_on_within_that_time() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     docs(&db);
     let (one, two) = (db.session().acquire("doc:1"), db.session().acquire("doc:2"));
     memory(&db).acquire("memory");
@@ -519,7 +509,7 @@ fn durable_leases_live_on_within_that_time() {
 }
 
 fn databases_without_memory_leases_wait_for_nothing() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let other = Db::on(&db.cluster);
     memory(&db).acquire("r");
     let token = other.session().acquire("r");
@@ -541,7 +531,7 @@ fn databases_without_memory_leases_wait_for_nothing() {
 
 /// A database made from a template: its ledger says that it was another's, as after pg_upgrade, until it is written.
 fn memory_leases_of_a_copied_database_have_their_time_too() {
-    let origin = own(&[]);
+    let origin = Db::with(&[]);
     for is_used in [false, true] {
         if is_used {
             let mut s = memory(&origin);
@@ -570,7 +560,7 @@ fn memory_leases_of_a_copied_database_have_their_time_too() {
 /// Grants for a short time, then has `longer` make five minutes of it in a session that does not like to wait for the
 /// disk, and kills the server at once.
 fn longer_is_known(longer: impl FnOnce(&mut Session, i64)) {
-    let db = own(&[("wal_writer_delay", "10s")]);
+    let db = Db::with(&[("wal_writer_delay", "10s")]);
     let token = acquire_for(&mut memory(&db), "r", "10ms");
     assert!(db.session().info_says("r", "ttl = '10ms'::interval"));
     let mut s = memory(&db);
@@ -606,7 +596,7 @@ fn longer_renewal_in_memory_is_known_before_it_counts() {
 /// The ledger knows an older lease, which no one released. The server that is started next must not believe in it.
 fn memory_grant_closes_the_durable_lease_before_it() {
     for synchronous_commit in ["on", "off"] {
-        let db = own(&[("max_worker_processes", "0"), ("wal_writer_delay", "10s")]);
+        let db = Db::with(&[("max_worker_processes", "0"), ("wal_writer_delay", "10s")]);
         docs(&db);
         let durable = db.session().acquire_expired("doc:1");
         let mut s = memory(&db);
@@ -642,7 +632,7 @@ fn memory_grant_closes_the_durable_lease_before_it() {
 }
 
 fn memory_grant_that_rolls_back_leaves_the_durable_lease_over() {
-    let db = own(&[("max_worker_processes", "0")]);
+    let db = Db::with(&[("max_worker_processes", "0")]);
     let durable = db.session().acquire_expired("r");
     let mut s = memory(&db);
     s.exec("BEGIN");

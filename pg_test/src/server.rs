@@ -11,10 +11,12 @@ crate::tests![
     extension_made_again_goes_on_above,
     extension_dropped_and_rolled_back_keeps_leases,
     extension_made_again_and_rolled_back_after_a_restart_keeps_leases,
+    extension_made_again_used_and_rolled_back_revives_nothing,
     extension_dropped_with_a_lease_under_way,
     database_dropped_with_live_leases,
     databases_have_namespaces_of_their_own,
     full_table_refuses_and_recovers,
+    full_table_of_released_leases_makes_room_without_a_worker,
     full_table_is_shared_by_databases_and_freed_by_rollback,
     expired_leases_never_fill_the_table,
     role_of_the_lease_alone_may_use_it,
@@ -54,15 +56,6 @@ crate::tests![
     extension_with_fenced_tables_is_kept,
     used_up_tokens_are_told,
 ];
-
-fn own(settings: &[(&str, &str)]) -> Db {
-    let builder = settings
-        .iter()
-        .fold(Cluster::builder(), |builder, (name, value)| {
-            builder.conf(name, value)
-        });
-    Db::on(&Arc::new(builder.start()))
-}
 
 fn extension_made_again_goes_on_above() {
     let db = Db::new();
@@ -112,7 +105,7 @@ fn extension_made_again_and_rolled_back_after_a_restart_keeps_leases() {
         "acquire_lease('r')",
         "release_lease('r', 1)",
     ] {
-        let db = own(&[]);
+        let db = Db::with(&[]);
         let mut s = db.session();
         let (other, token) = (s.acquire("other"), s.acquire("r"));
         drop(s);
@@ -136,6 +129,24 @@ fn extension_made_again_and_rolled_back_after_a_restart_keeps_leases() {
         }
         assert!(s.acquire("new") > token);
     }
+}
+
+/// The ledger that comes back knows which of its leases were granted since the start, and are over.
+fn extension_made_again_used_and_rolled_back_revives_nothing() {
+    let db = Db::with(&[("leasehold.max_leases", "8"), ("max_worker_processes", "0")]);
+    let mut s = db.session();
+    let token: i64 = s.one("SELECT acquire_lease('r', ttl => '5min')");
+    assert!(s.release("r", token));
+    s.exec("BEGIN; DROP EXTENSION leasehold; CREATE EXTENSION leasehold; SELECT acquire_lease('r'); ROLLBACK");
+    // out of the shared table, so that the ledger is asked
+    for i in 0..60 {
+        let name = format!("passing {i}");
+        let passing = s.acquire(&name);
+        assert!(s.release(&name, passing));
+    }
+    assert!(!s.check_fence("r", token) && !s.renew("r", token));
+    db.refused(&mut s, &format!("SELECT fence('r', {token})"), "LH004");
+    assert!(s.acquire("r") > token);
 }
 
 fn extension_dropped_with_a_lease_under_way() {
@@ -212,7 +223,7 @@ fn fill(s: &mut Session) -> usize {
 }
 
 fn full_table_refuses_and_recovers() {
-    let db = own(&[("leasehold.max_leases", "64")]);
+    let db = Db::with(&[("leasehold.max_leases", "64")]);
     let mut s = db.session();
     let first = s.acquire("first");
     let count = fill(&mut s) + 1;
@@ -244,8 +255,40 @@ fn full_table_refuses_and_recovers() {
     );
 }
 
+/// Leases of before a crash, released since: nobody has told the ledger, so they may not be forgotten before somebody does.
+fn full_table_of_released_leases_makes_room_without_a_worker() {
+    let db = Db::with(&[("leasehold.max_leases", "8"), ("max_worker_processes", "0")]);
+    let mut s = db.session();
+    let count = fill(&mut s);
+    let tokens: Vec<i64> = (1..=count)
+        .map(|i| s.one(&format!("SELECT token FROM lease_info('fill{i}')")))
+        .collect();
+    drop(s);
+    db.cluster.kill_postmaster();
+    db.cluster.start();
+    let mut s = db.session();
+    for (i, token) in (1..).zip(&tokens) {
+        assert!(s.release(&format!("fill{i}"), *token));
+    }
+    for i in 1..=count {
+        s.acquire(&format!("new{i}"));
+    }
+    s.err("SELECT acquire_lease('one too many')").is("LH006");
+    drop(s);
+    db.cluster.kill_postmaster();
+    db.cluster.start();
+    // what was forgotten is over all the same
+    let mut s = db.session();
+    for (i, token) in (1..).zip(&tokens) {
+        assert!(
+            !s.check_fence(&format!("fill{i}"), *token),
+            "fill{i} is back"
+        );
+    }
+}
+
 fn full_table_is_shared_by_databases_and_freed_by_rollback() {
-    let db = own(&[("leasehold.max_leases", "64")]);
+    let db = Db::with(&[("leasehold.max_leases", "64")]);
     let other = Db::on(&db.cluster);
     let mut s = db.session();
     s.exec("BEGIN");
@@ -263,7 +306,7 @@ fn full_table_is_shared_by_databases_and_freed_by_rollback() {
 }
 
 fn expired_leases_never_fill_the_table() {
-    let db = own(&[("leasehold.max_leases", "64")]);
+    let db = Db::with(&[("leasehold.max_leases", "64")]);
     let mut s = db.session();
     let first = s.acquire_expired("r0");
     for i in 1..1000 {
@@ -408,7 +451,7 @@ fn extension_without_preload_is_refused() {
 }
 
 fn calls_without_preload_are_refused() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     s.exec("CREATE TABLE t (id int); SELECT fence_table('t', 'r')");
     let token = s.acquire("r");
@@ -603,7 +646,7 @@ fn ledger_is_out_of_ordinary_hands() {
 }
 
 fn settings_have_their_defaults() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let expected = [
         ("default_ttl", "30s"),
@@ -702,7 +745,7 @@ fn settings_have_their_scopes() {
 }
 
 fn max_ttl_counts_from_the_reload() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let token = s.acquire("r");
     db.refused(&mut s, "SELECT acquire_lease('q', ttl => '6min')", "22023");
@@ -734,7 +777,7 @@ fn max_ttl_counts_from_the_reload() {
 
 /// Takes leases, ends the server by `stop`, starts it, and asserts that the lease is what it was.
 fn survives(stop: impl FnOnce(&Cluster)) {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     s.exec("CREATE TABLE doc (id int PRIMARY KEY, n int); INSERT INTO doc VALUES (1, 0)");
     s.exec("SELECT fence_table('doc', 'doc:{id}')");
@@ -802,7 +845,7 @@ fn lease_survives_a_crashed_backend() {
 }
 
 fn lease_after_a_restart_lasts_its_full_ttl() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let token: i64 = db.session().one("SELECT acquire_lease('r', ttl => '2s')");
     db.cluster.stop(Stop::Immediate);
     // nothing counts that went by before this
@@ -820,7 +863,7 @@ fn lease_after_a_restart_lasts_its_full_ttl() {
 }
 
 fn renewed_ttl_is_what_a_restart_recovers() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let token: i64 = s.one("SELECT acquire_lease('r', ttl => '1s')");
     assert!(s.one::<bool>(&format!("SELECT renew_lease('r', {token}, '5min')")));
@@ -833,7 +876,7 @@ fn renewed_ttl_is_what_a_restart_recovers() {
 }
 
 fn released_lease_is_free_after_a_clean_restart() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let [taken, fenced, kept] = ["taken", "fenced", "kept"].map(|resource| s.acquire(resource));
     assert!(s.release("taken", taken) && s.release("fenced", fenced));
@@ -856,7 +899,7 @@ fn released_lease_is_free_after_a_clean_restart() {
 }
 
 fn uncommitted_grant_is_nothing_after_a_crash() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let old = s.acquire("old");
     s.exec("BEGIN");
@@ -879,7 +922,7 @@ fn uncommitted_grant_is_nothing_after_a_crash() {
 
 /// The ledger's row is written before the commit, over that of an older lease; it says whose grant it was.
 fn rolled_back_grant_is_nothing_after_a_crash() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     for resource in ["whole", "savepoint", "open"] {
         let token = s.acquire(resource);
@@ -913,7 +956,7 @@ fn rolled_back_grant_is_nothing_after_a_crash() {
 }
 
 fn tokens_rise_over_restarts() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut last = 0;
     for round in 0..4 {
         let mut s = db.session();
@@ -941,7 +984,7 @@ fn tokens_rise_over_restarts() {
 }
 
 fn tokens_at_or_below_the_floor_are_stale() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let r = s.acquire("r");
     let q = s.acquire("q");
@@ -979,7 +1022,7 @@ fn tokens_at_or_below_the_floor_are_stale() {
 }
 
 fn untouched_leases_are_listed_as_recovering() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let tokens: Vec<i64> = ["a", "b", "c"].map(|r| s.acquire(r)).into();
     s.release("c", tokens[2]);
@@ -998,7 +1041,7 @@ fn untouched_leases_are_listed_as_recovering() {
 }
 
 fn transaction_that_fences_too_much_is_told_what_to_raise() {
-    let db = own(&[
+    let db = Db::with(&[
         ("max_locks_per_transaction", "10"),
         ("max_connections", "10"),
         ("max_prepared_transactions", "0"),
@@ -1015,7 +1058,7 @@ fn transaction_that_fences_too_much_is_told_what_to_raise() {
 }
 
 fn standby_answers_questions_only() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     s.exec("CREATE TABLE doc (id int); SELECT fence_table('doc', 'r')");
     let token = s.acquire("r");
@@ -1050,7 +1093,7 @@ fn standby_answers_questions_only() {
 }
 
 fn displaced_entry_still_drains() {
-    let db = own(&[("leasehold.max_leases", "64")]);
+    let db = Db::with(&[("leasehold.max_leases", "64")]);
     let (mut s, mut old) = (db.session(), db.session());
     let token = s.acquire_expired("r");
     old.exec(&format!("BEGIN; SELECT fence('r', {token})"));
@@ -1069,7 +1112,7 @@ fn displaced_entry_still_drains() {
 }
 
 fn grants_under_way_are_never_displaced() {
-    let db = own(&[("leasehold.max_leases", "64")]);
+    let db = Db::with(&[("leasehold.max_leases", "64")]);
     let (mut s, mut granting, mut releasing) = (db.session(), db.session(), db.session());
     let released = s.acquire("released");
     releasing.exec("BEGIN");
@@ -1090,7 +1133,7 @@ fn grants_under_way_are_never_displaced() {
 }
 
 fn released_lease_is_free_however_soon_displaced() {
-    let db = own(&[("leasehold.max_leases", "64")]);
+    let db = Db::with(&[("leasehold.max_leases", "64")]);
     let mut s = db.session();
     let tokens: Vec<(String, i64)> = (0..500)
         .map(|i| {
@@ -1150,7 +1193,7 @@ fn extension_with_fenced_tables_is_kept() {
 }
 
 fn used_up_tokens_are_told() {
-    let db = own(&[]);
+    let db = Db::with(&[]);
     let mut s = db.session();
     let token = s.acquire("r");
     s.exec("SELECT setval('leasehold.token_seq', 9223372036854775807)");

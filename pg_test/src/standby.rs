@@ -291,18 +291,28 @@ fn cancelled_wait_of_a_renewal_ends_the_lease() {
     assert!(s.acquire("r") > token);
 }
 
+/// Tokens are in store, so that nothing but the TTL of a lease in memory can wait.
+fn synchronous_with_tokens() -> Pair {
+    let pair = synchronous(&[]);
+    pair.db.session().acquire("first");
+    pair
+}
+
+fn in_memory(db: &Db) -> Session {
+    db.session_with_options("-c leasehold.durability=memory")
+}
+
+fn acquire(resource: &str) -> String {
+    format!("SELECT acquire_lease('{resource}', ttl => '1min')")
+}
+
 /// A lease in memory is covered by the longest TTL that the standby knows of, whoever has raised it.
 fn grants_in_memory_wait_until_the_standby_knows_their_ttl() {
-    let pair = synchronous(&[]);
+    let pair = synchronous_with_tokens();
     let db = &pair.db;
-    let mut s = db.session();
-    // tokens in store, so that nothing but the TTL can wait
-    s.acquire("first");
-    let in_memory = || db.session_with_options("-c leasehold.durability=memory");
-    let acquire = |resource| format!("SELECT acquire_lease('{resource}', ttl => '1min')");
     let held = pair.standby.hold_receiver();
-    let first = unconfirmed(db, in_memory(), &acquire("a"));
-    let second = unconfirmed(db, in_memory(), &acquire("b"));
+    let first = unconfirmed(db, in_memory(db), &acquire("a"));
+    let second = unconfirmed(db, in_memory(db), &acquire("b"));
     drop(held);
     for pending in [first, second] {
         let token = pending.join().1.expect("the standby has it");
@@ -310,23 +320,19 @@ fn grants_in_memory_wait_until_the_standby_knows_their_ttl() {
     }
     // from now on nobody waits
     let _held = pair.standby.hold_receiver();
-    in_memory().exec(&acquire("c"));
+    in_memory(db).exec(&acquire("c"));
 }
 
 fn cancelled_wait_of_a_grant_in_memory_leaves_the_next_to_wait() {
-    let pair = synchronous(&[]);
+    let pair = synchronous_with_tokens();
     let db = &pair.db;
-    let mut s = db.session();
-    s.acquire("first");
-    let in_memory = || db.session_with_options("-c leasehold.durability=memory");
-    let acquire = |resource| format!("SELECT acquire_lease('{resource}', ttl => '1min')");
     let held = pair.standby.hold_receiver();
-    let cancelled = unconfirmed(db, in_memory(), &acquire("a"));
+    let cancelled = unconfirmed(db, in_memory(db), &acquire("a"));
     cancel(db, &cancelled);
     let answer = cancelled.join().1.expect("a cancelled wait is no error");
     let token: i64 = answer.and_then(|t| t.parse().ok()).expect("it was granted");
     is_unconfirmed(db, "a", token);
-    let next = unconfirmed(db, in_memory(), &acquire("b"));
+    let next = unconfirmed(db, in_memory(db), &acquire("b"));
     drop(held);
     next.join().1.expect("the standby has it");
 }

@@ -9,7 +9,9 @@
 //! - A row is written under its page's exclusive lock, and read under its shared one: never torn.
 //! - A new row, and one whose size differs (it was restored from a dump), goes the ordinary, transactional
 //!   way. Callers see to it that nobody else is writing that row then.
-//! - Nothing raises or allocates between a page's lock and its release.
+//! - Between a page's lock and its release nothing allocates, and nothing of ours raises. PostgreSQL's test of who is
+//!   changing the row may read the commit log and so can, as it can in PostgreSQL's own updates; the abort lets lock
+//!   and pin go, and nothing was written yet.
 
 use pgrx::pg_sys;
 
@@ -195,7 +197,7 @@ impl Seen {
     unsafe fn overwrite(&mut self, table: pg_sys::Relation, new: pg_sys::HeapTuple) -> Overwritten {
         let old = self.bytes.as_ptr().cast::<u8>();
         // SAFETY: the buffer is pinned; the row's place is on its page. What is between the lock and its
-        // release neither raises nor allocates: the state was made before
+        // release does not allocate: the state was made before
         unsafe {
             let header =
                 usize::from((*self.bytes.as_ptr().cast::<pg_sys::HeapTupleHeaderData>()).t_hoff);

@@ -33,16 +33,14 @@ impl Servers {
             ("wal_receiver_timeout", "0"),
             ("wal_sender_timeout", "0"),
         ];
-        let builder = common
-            .iter()
-            .chain(settings)
-            .chain(match kind {
-                Kind::Synchronous => &[("synchronous_standby_names", "*")][..],
-                _ => &[],
-            })
-            .fold(Cluster::builder(), |builder, (name, value)| {
-                builder.conf(name, value)
-            });
+        let synchronous: &[_] = match kind {
+            Kind::Synchronous => &[("synchronous_standby_names", "*")],
+            _ => &[],
+        };
+        let builder = Cluster::builder()
+            .confs(&common)
+            .confs(settings)
+            .confs(synchronous);
         let primary = builder.create();
         wall_clock.iter().for_each(|clock| clock.give_to(&primary));
         primary.start();
@@ -73,20 +71,7 @@ impl Servers {
 
     /// Makes a standby of a copy.
     pub fn attach_standby(&mut self) {
-        let from = self.primary.socket_dir().to_owned();
-        let standby = Cluster::builder().create_as(|data, dir| {
-            let mut backup = environment().pg_command("pg_basebackup", dir);
-            backup.args([
-                "--checkpoint=fast",
-                "--no-sync",
-                "-R",
-                "-U",
-                "postgres",
-                "-p",
-                "5432",
-            ]);
-            run(backup.arg("-h").arg(from).arg("-D").arg(data));
-        });
+        let standby = Cluster::builder().standby_of(&self.primary);
         self.wall_clock
             .iter()
             .for_each(|clock| clock.give_to(&standby));

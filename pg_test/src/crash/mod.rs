@@ -5,10 +5,8 @@
 
 pub mod wall_clock;
 
-use std::sync::Arc;
-
 use crate::chaos::{self, Counts, Kind, Plan};
-use crate::cluster::{Cluster, Db, Stop};
+use crate::cluster::{Db, Stop};
 
 crate::tests![
     killed_backends,
@@ -142,15 +140,9 @@ fn renewal_outlives_a_kill_whatever_the_session_set() {
 
 /// A server on which nothing flushes WAL that nobody waits for.
 fn lazy_database() -> Db {
-    let settings = [
+    Db::with(&[
         ("wal_writer_delay", "10s"),
         ("bgwriter_delay", "10s"),
         ("autovacuum", "off"),
-    ];
-    let builder = settings
-        .iter()
-        .fold(Cluster::builder(), |builder, (name, value)| {
-            builder.conf(name, value)
-        });
-    Db::on(&Arc::new(builder.start()))
+    ])
 }
