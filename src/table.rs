@@ -24,11 +24,11 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
 use leasehold_core::record::Record;
-use leasehold_core::token::Block;
+use leasehold_core::token::{Block, SharedBlock};
 use pgrx::pg_sys;
 use pgrx::{PgSharedMemoryInitialization, pg_guard, pg_shmem_init};
 
@@ -244,26 +244,11 @@ impl Database {
 /// What every grant of a database needs, without a lock.
 #[repr(C)]
 struct Tokens {
-    /// The ledger that they are of.
-    ledger: AtomicU32,
-    /// The next token of the block. It never falls.
-    next: AtomicI64,
-    /// The last one.
-    last: AtomicI64,
+    /// Of the ledger.
+    block: SharedBlock,
     /// The end of the WAL that leases in memory rely on: that marks rows of the ledger as released, or deletes
     /// them, or makes this server the ledger's. None is granted before that is on disk, and on the standby.
     marked_lsn: AtomicU64,
-}
-
-impl Tokens {
-    const fn none() -> Tokens {
-        Tokens {
-            ledger: AtomicU32::new(0),
-            next: AtomicI64::new(1),
-            last: AtomicI64::new(0),
-            marked_lsn: AtomicU64::new(0),
-        }
-    }
 }
 
 #[repr(C)]
@@ -422,7 +407,10 @@ unsafe fn initialise(header: *mut Header, geometry: Geometry) {
         (&raw mut (*header).changes).write(AtomicU64::new(1));
         for i in 0..DATABASES {
             (&raw mut (*header).databases[i]).write(Database::UNUSED);
-            (&raw mut (*header).tokens[i]).write(Tokens::none());
+            (&raw mut (*header).tokens[i]).write(Tokens {
+                block: SharedBlock::none(),
+                marked_lsn: AtomicU64::new(0),
+            });
         }
         for p in 0..geometry.partitions {
             let view = View::at(header, geometry, p);
@@ -894,47 +882,25 @@ impl Database {
     /// in memory rely on. Neither errors nor allocates.
     pub fn take_token(&self) -> Option<(i64, u64)> {
         let tokens = tokens(self);
-        loop {
-            // the last one first: a new block moves the next one before it, and `next` never falls, so a
-            // token that is taken is of the block that `last` is of, or of none; and of this ledger
-            let last = tokens.last.load(Ordering::Acquire);
-            let next = tokens.next.load(Ordering::Acquire);
-            if next > last || tokens.ledger.load(Ordering::Acquire) != self.ledger {
-                return None;
-            }
-            let taken = tokens.next.compare_exchange(
-                next,
-                next.saturating_add(1),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
-            if taken.is_ok() {
-                return Some((next, tokens.marked_lsn.load(Ordering::Acquire)));
-            }
-        }
+        let token = tokens.block.take(self.ledger)?;
+        Some((token, tokens.marked_lsn.load(Ordering::Acquire)))
     }
 
     /// Whether the block has tokens.
     pub fn has_tokens(&self) -> bool {
-        let tokens = tokens(self);
-        tokens.ledger.load(Ordering::Acquire) == self.ledger
-            && tokens.next.load(Ordering::Acquire) <= tokens.last.load(Ordering::Acquire)
+        tokens(self).block.has_tokens(self.ledger)
     }
 
     /// A new block, above all before. For who changes the databases.
     pub fn set_block(&mut self, block: Block) {
-        let tokens = tokens(self);
-        tokens.next.store(block.next, Ordering::Release);
-        tokens.last.store(block.last, Ordering::Release);
+        tokens(self).block.give(block);
         self.has_had_block = true;
         self.handed = self.handed.max(block.last);
     }
 
     /// No block, of another ledger. For who changes the databases.
     pub fn forget_block(&mut self, ledger: Oid) {
-        let tokens = tokens(self);
-        tokens.last.store(0, Ordering::Release);
-        tokens.ledger.store(ledger, Ordering::Release);
+        tokens(self).block.hand_over(ledger);
     }
 
     /// Notes that leases in memory rely on the WAL up to there.

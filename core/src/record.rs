@@ -480,11 +480,6 @@ impl Record {
         }
     }
 
-    /// Whether the lease of `token` is the last one, and was released.
-    pub fn is_released(&self, token: i64) -> bool {
-        self.lease.token == token && self.lease.end == End::Released
-    }
-
     /// The token under which the ledger's row is to be marked released, if any: nothing runs or is
     /// being granted under it, and the row does not say so yet.
     pub fn due_mark(&self) -> Option<i64> {

@@ -16,10 +16,14 @@
 //! What makes a position durable, and where the last known token comes from, is not decided here.
 
 use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 /// Tokens taken from the sequence at once. A crash skips at most this many, and at this size the
 /// flush of a block is paid by so many grants that it can't be measured.
 pub const BLOCK: i64 = 1024;
+
+/// The highest token: there must be a number above each.
+const TOKEN_MAX: i64 = i64::MAX - 1;
 
 /// The epoch is what a token has above this bit. 2^53 is epoch 256, so 250 promotions fit below it.
 pub const EPOCH_SHIFT: u32 = 45;
@@ -102,58 +106,96 @@ pub const fn epoch_of(token: i64) -> i64 {
     token >> EPOCH_SHIFT
 }
 
-/// Tokens taken from the sequence and not handed out yet: `next..=last`.
-///
-/// Zeroed memory is an empty block, so shared memory needs no set-up before it is safe.
+/// Tokens taken from the sequence: `next..=last`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// The next token to hand out.
+    /// The first one.
     pub next: i64,
-    /// The last token of the block. Empty when `next` is above it.
+    /// The last one.
     pub last: i64,
 }
 
-impl Block {
-    /// A block without tokens.
-    pub const EMPTY: Self = Self { next: 1, last: 0 };
-
-    /// Whether no token is left.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.next > self.last || self.next <= 0
-    }
-
-    /// Takes the next token, `None` when the block is empty.
-    pub const fn take(&mut self) -> Option<i64> {
-        if self.is_empty() {
-            return None;
-        }
-        let token = self.next;
-        match token.checked_add(1) {
-            Some(next) => self.next = next,
-            None => *self = Self::EMPTY,
-        }
-        Some(token)
-    }
-}
-
-impl Default for Block {
-    fn default() -> Self {
-        Self::EMPTY
-    }
-}
-
-/// The block that starts at `start`: [`BLOCK`] tokens, fewer at the end of `i64`. `None` when
-/// `start` is no token.
+/// The block that starts at `start`: [`BLOCK`] tokens, fewer at the end of `i64`, whose last number is
+/// never a token. `None` when `start` is no token.
 #[must_use]
 pub const fn block_from(start: i64) -> Option<Block> {
-    if start <= 0 {
+    if start <= 0 || start > TOKEN_MAX {
         return None;
     }
+    let last = start.saturating_add(BLOCK - 1);
     Some(Block {
         next: start,
-        last: start.saturating_add(BLOCK - 1),
+        last: if last > TOKEN_MAX { TOKEN_MAX } else { last },
     })
+}
+
+/// A block that is handed out by many at once, without a lock. It belongs to somebody (a ledger); who asks for
+/// another gets nothing.
+///
+/// - **No token is handed out twice.** `next` never falls, and a token is taken by moving it on from that very token.
+/// - **A token is of a block that was given.** `last` is read before `next`, and a new block moves `next` before
+///   `last`: so who sees the new `last` sees the new `next`, and who has read the old `last` finds a new `next` above
+///   it.
+/// - **A token is of who asks.** Whose the block is is read after `next`; it changes only while `last` is 0, and
+///   the next block moves `next`, so a token that is taken shows that nothing changed since.
+///
+/// Blocks are given by one at a time, each above all before.
+#[derive(Debug)]
+pub struct SharedBlock {
+    of: AtomicU32,
+    next: AtomicI64,
+    last: AtomicI64,
+}
+
+impl SharedBlock {
+    /// Nobody's, and empty.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self {
+            of: AtomicU32::new(0),
+            next: AtomicI64::new(1),
+            last: AtomicI64::new(0),
+        }
+    }
+
+    /// Takes the next token, `None` when the block is used up or is not of `of`.
+    pub fn take(&self, of: u32) -> Option<i64> {
+        loop {
+            let next = self.next_of(of)?;
+            // not above `last`, which is below the last number
+            let after = next.saturating_add(1);
+            let taken =
+                self.next
+                    .compare_exchange(next, after, Ordering::AcqRel, Ordering::Acquire);
+            if taken.is_ok() {
+                return Some(next);
+            }
+        }
+    }
+
+    /// Whether `take` would give one.
+    #[must_use]
+    pub fn has_tokens(&self, of: u32) -> bool {
+        self.next_of(of).is_some()
+    }
+
+    fn next_of(&self, of: u32) -> Option<i64> {
+        let last = self.last.load(Ordering::Acquire);
+        let next = self.next.load(Ordering::Acquire);
+        (next <= last && self.of.load(Ordering::Acquire) == of).then_some(next)
+    }
+
+    /// Gives a block to whom it is of.
+    pub fn give(&self, block: Block) {
+        self.next.store(block.next, Ordering::Release);
+        self.last.store(block.last, Ordering::Release);
+    }
+
+    /// Takes what is left away, and makes it somebody else's.
+    pub fn hand_over(&self, of: u32) {
+        self.last.store(0, Ordering::Release);
+        self.of.store(of, Ordering::Release);
+    }
 }
 
 /// The tokens that a session presents by `leasehold.token`, in the order given.
@@ -384,32 +426,99 @@ mod tests {
         assert_eq!(first(LAST_EPOCH, 1, false, 0), Some(LAST_EPOCH + 1));
     }
 
+    fn shared(block: Block) -> SharedBlock {
+        let shared = SharedBlock::none();
+        shared.hand_over(7);
+        shared.give(block);
+        shared
+    }
+
     #[test]
     fn a_block_hands_out_each_token_once() {
-        let mut block = block_from(5).unwrap();
+        let block = shared(block_from(5).unwrap());
         for token in 5..5 + BLOCK {
-            assert!(!block.is_empty());
-            assert_eq!(block.take(), Some(token));
+            assert!(block.has_tokens(7));
+            assert_eq!(block.take(7), Some(token));
         }
-        assert!(block.is_empty());
-        assert_eq!(block.take(), None);
+        assert!(!block.has_tokens(7));
+        assert_eq!(block.take(7), None);
+        assert_eq!(block.take(7), None);
     }
 
     #[test]
-    fn the_last_block_ends_with_the_last_bigint() {
-        let mut block = block_from(i64::MAX - 1).unwrap();
-        assert_eq!(block.take(), Some(i64::MAX - 1));
-        assert_eq!(block.take(), Some(i64::MAX));
-        assert_eq!(block.take(), None);
-        assert_eq!(block, Block::EMPTY);
+    fn the_last_bigint_is_no_token() {
+        let block = shared(block_from(i64::MAX - 2).unwrap());
+        assert_eq!(block.take(7), Some(i64::MAX - 2));
+        assert_eq!(block.take(7), Some(i64::MAX - 1));
+        assert_eq!(block.take(7), None);
+        assert_eq!(block.take(7), None);
+        assert_eq!(block_from(i64::MAX), None);
     }
 
     #[test]
-    fn empty_zeroed_and_impossible_blocks_hold_nothing() {
-        assert_eq!(Block::default().take(), None);
-        assert_eq!(Block { next: 0, last: 0 }.take(), None);
+    fn a_block_is_of_one_ledger() {
+        let block = shared(block_from(5).unwrap());
+        assert_eq!(block.take(8), None);
+        assert_eq!(block.take(7), Some(5));
+        block.hand_over(8);
+        assert_eq!((block.take(7), block.take(8)), (None, None));
+        block.give(block_from(100).unwrap());
+        assert_eq!((block.take(7), block.take(8)), (None, Some(100)));
+        assert!(block.has_tokens(8) && !block.has_tokens(7));
+    }
+
+    #[test]
+    fn no_block_holds_nothing() {
+        assert_eq!(SharedBlock::none().take(0), None);
         assert_eq!(block_from(0), None);
         assert_eq!(block_from(-1), None);
+    }
+
+    /// Takers of two ledgers, while blocks of either are given in turn: each token goes to one taker, of the ledger
+    /// that its block was given to.
+    #[test]
+    fn many_takers_share_a_block_that_changes_hands() {
+        const ROUNDS: i64 = 3_000;
+        let block = SharedBlock::none();
+        let taken = std::thread::scope(|scope| {
+            let takers: Vec<_> = [1, 1, 2, 2]
+                .map(|of| {
+                    let block = &block;
+                    scope.spawn(move || {
+                        let mut mine = Vec::new();
+                        while block.of.load(Ordering::Acquire) != u32::MAX {
+                            mine.extend(block.take(of).map(|token| (token, of)));
+                        }
+                        mine
+                    })
+                })
+                .into();
+            for round in 0..ROUNDS {
+                let of = 1 + u32::try_from(round % 2).unwrap();
+                block.hand_over(of);
+                let next = 10 * round + 1;
+                block.give(Block {
+                    next,
+                    last: next + 6,
+                });
+                for _ in 0..50 {
+                    std::hint::spin_loop();
+                }
+            }
+            block.hand_over(u32::MAX);
+            takers
+                .into_iter()
+                .flat_map(|taker| taker.join().unwrap())
+                .collect::<Vec<_>>()
+        });
+        let mut seen = std::collections::HashSet::new();
+        for (token, of) in taken {
+            assert!(seen.insert(token), "{token} twice");
+            let (round, place) = ((token - 1) / 10, (token - 1) % 10);
+            assert!(place <= 6, "{token} is of no block");
+            assert_eq!(i64::from(of), 1 + round % 2, "{token} is not of {of}");
+        }
+        assert!(!seen.is_empty());
     }
 
     #[test]

@@ -1005,7 +1005,7 @@ impl Leasehold {
             (Action::Release(_), Tx::Released(token), _) => {
                 if let Some(record) = &mut w.record {
                     record.release(token, now);
-                    if record.is_released(token) {
+                    if record.lease.token == token && record.lease.end == End::Released {
                         w.ended |= bit(token);
                     }
                 }

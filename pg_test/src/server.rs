@@ -54,6 +54,7 @@ crate::tests![
     released_lease_is_free_however_soon_displaced,
     role_dropped_with_a_live_lease,
     extension_with_fenced_tables_is_kept,
+    last_tokens_are_handed_out_once,
     used_up_tokens_are_told,
 ];
 
@@ -1190,6 +1191,20 @@ fn extension_with_fenced_tables_is_kept() {
     s.exec("CREATE TABLE t (id int); SELECT fence_table('t', 'r')");
     s.err("DROP EXTENSION leasehold").is("2BP01");
     db.refused(&mut s, "INSERT INTO t VALUES (1)", "LH003");
+}
+
+fn last_tokens_are_handed_out_once() {
+    let db = Db::with(&[]);
+    db.session()
+        .exec("SELECT setval('leasehold.token_seq', 9223372036854775804)");
+    db.cluster.restart(Stop::Fast);
+    let mut s = db.session();
+    assert_eq!(s.acquire("a"), i64::MAX - 2);
+    assert_eq!(s.acquire("b"), i64::MAX - 1);
+    for resource in ["c", "d", "c"] {
+        let call = format!("SELECT acquire_lease('{resource}')");
+        db.refused(&mut s, &call, "2200H");
+    }
 }
 
 fn used_up_tokens_are_told() {
