@@ -3,14 +3,17 @@
 use std::cell::{Cell, RefCell};
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, default_holder};
-use leasehold_core::record::Begin;
+use leasehold_core::record::{Begin, End};
 
 use crate::errors::{Answer, Refusal, code};
+use crate::events::{Event, Kind};
 use crate::ledger::{self, NewRow};
 use crate::resources::{self, Resource};
+use crate::stats::{self, Count};
 use crate::table::{self, Bytes, Database, Entry, Holding};
+use crate::wait::{Stay, Waiting};
 use crate::xact::{self, Checked};
-use crate::{drain, errors, fence, pg, tokens};
+use crate::{drain, errors, events, fence, pg, rights, settings, tokens, wait};
 
 /// A request, with its arguments checked.
 pub struct Request {
@@ -22,53 +25,174 @@ pub struct Request {
     pub ttl_us: i64,
     /// In the ledger, or in memory only.
     pub durable: bool,
+    /// How long it waits: 0 not at all, `i64::MAX` for as long as it takes.
+    pub wait_us: i64,
+    /// What the caller calls it: the same again is a retry.
+    pub request: Option<table::Request>,
+    /// A JSON text that is kept with the lease.
+    pub metadata: Option<Vec<u8>>,
 }
 
-/// The token, or None where the resource is held, being granted, or not drained yet.
-pub fn acquire(request: &Request) -> Answer<Option<i64>> {
+/// A grant that is in progress, and not recorded yet.
+#[derive(Clone, Copy)]
+struct Begun {
+    /// Since when the last lease is over.
+    over_us: i64,
+    /// It was in the queue before.
+    has_queued: bool,
+}
+
+/// What comes of a look at the resource.
+enum Look {
+    /// The grant is in progress.
+    Begun(Begun),
+    /// It is a retry: this lease was granted to it, to a role.
+    Again(i64, pg::Oid),
+    /// A grant is in progress whose transaction, of this owner, is open for longer than its lease, since then.
+    Overdue(u64, i64),
+    /// Whoever may wait has to; the others are refused.
+    NotNow(Stay),
+    /// It would be in its own way: waiting is of no use.
+    OwnWay,
+}
+
+/// The token, or None where the resource could not be had in time. `pause` is called before each sleep.
+pub fn acquire(request: &Request, pause: impl Fn()) -> Answer<Option<i64>> {
     let resource = &request.resource;
-    // the common refusal first: it takes a shared lock and nothing else
-    let is_live = |entry: &Entry| entry.record.is_live(pg::clock::now_us());
-    let mut known = table::read(resource.key(), is_live);
-    if known == Some(true) {
-        return Ok(None);
-    }
-    let database = resources::database(resource.ledger)?;
-    if pg::clock::now_us() < database.grace_until_us {
-        return Ok(None);
-    }
-    let over_us = loop {
-        if known.is_none() && is_live(&resource.open(&database)?) {
+    rights::check(resource)?;
+    if request.wait_us == 0 {
+        // the common refusal first: it takes a shared lock and nothing else
+        let is_taken = |entry: &Entry| {
+            let is_retry = request.request.is_some() && entry.holding.request == request.request;
+            !is_retry && is_live(entry)
+        };
+        if table::refuses(resource.key(), is_taken) {
+            denied(request);
             return Ok(None);
         }
-        if !database.has_tokens() {
+    }
+    let mut waiting = Waiting::new(resource, request.wait_us);
+    waiting.prepare(|| label(request, pg::pid()));
+    loop {
+        match attempt(request, &waiting)? {
+            Attempt::Done(token) => {
+                if token.is_none() {
+                    table::refuses(resource.key(), |_| true);
+                    denied(request);
+                }
+                return Ok(token);
+            }
+            Attempt::Asleep(until_us) => {
+                pause();
+                waiting.sleep(until_us)?;
+                // the right to it, or the whole extension, may be gone
+                rights::check(resource)?;
+                if ledger::oid()? != resource.ledger {
+                    return Err(errors::no_ledger());
+                }
+            }
+        }
+    }
+}
+
+fn denied(request: &Request) {
+    let resource = &request.resource;
+    stats::count(Count::Denials);
+    events::denied(resource.ledger, &resource.name, resource.hash, || {
+        label(request, pg::pid())
+    });
+}
+
+enum Attempt {
+    Done(Option<i64>),
+    Asleep(i64),
+}
+
+fn is_live(entry: &Entry) -> bool {
+    entry.record.is_live(pg::clock::now_us())
+}
+
+/// One try, to its end or to where it has to sleep.
+fn attempt(request: &Request, waiting: &Waiting) -> Answer<Attempt> {
+    let resource = &request.resource;
+    let database = resources::database(resource.ledger)?;
+    let is_retry = request.request.is_some()
+        && table::read(resource.key(), |entry| {
+            entry.granted_before(request.request, xact::owner(), pg::clock::now_us())
+        })
+        .flatten()
+        .is_some();
+    if !is_retry {
+        rights::check_quota()?;
+    }
+    let begun = loop {
+        let now_us = pg::clock::now_us();
+        if now_us < database.grace_until_us && !waiting.waits() {
+            return Ok(Attempt::Done(None));
+        }
+        if !database.has_tokens() && !is_live(&resource.open(&database)?) {
             tokens::ensure(resource.ledger)?;
         }
-        match begin(request) {
-            Some((Begin::Begun, over_us)) => break over_us,
-            Some((Begin::InProgress, _)) if end_overdue(resource)? => {}
-            Some(_) => return Ok(None),
-            // the entry was reclaimed in between, by others that need room
-            None => known = None,
+        match look(request, waiting, &database) {
+            Some(Look::Begun(begun)) => break begun,
+            Some(Look::Again(token, role)) => {
+                fence::check_role(resource, role, "acquire again")?;
+                return Ok(Attempt::Done(Some(token)));
+            }
+            Some(Look::Overdue(owner, over_us)) => {
+                // whoever waits looks again in any case
+                let is_over = drain::drain_grant(resource, owner, over_us, waiting.until_us())?;
+                waiting.check_timeout()?;
+                if !is_over && pg::clock::now_us() >= waiting.until_us() {
+                    return Ok(Attempt::Done(None));
+                }
+            }
+            Some(Look::NotNow(Stay::Sleep(until_us))) => return Ok(Attempt::Asleep(until_us)),
+            Some(Look::NotNow(stay)) => {
+                let Some(refusal) = wait::shed(resource, &stay, request.wait_us) else {
+                    return Ok(Attempt::Done(None));
+                };
+                table::change(resource.key(), |entry| {
+                    let sheds = &mut entry.contention.sheds;
+                    *sheds = sheds.saturating_add(1);
+                });
+                let holder = label(request, pg::pid());
+                let event = Event::now(Kind::Shed, resource.ledger, &resource.name);
+                let event = event.to(pg::current_user(), holder.as_slice());
+                events::shed(event, refusal.sqlstate);
+                return Err(refusal);
+            }
+            Some(Look::OwnWay) => return Ok(Attempt::Done(None)),
+            // there is none, or it was reclaimed in between, by others that need room
+            None => {
+                resource.open(&database)?;
+            }
         }
     };
-    let Some(granted) = take_over(request, &database, over_us)? else {
-        return Ok(None);
+    let Some(granted) = take_over(request, waiting, &database, begun)? else {
+        waiting.check_timeout()?;
+        return Ok(Attempt::Done(None));
     };
+    finish(request, &database, &granted)?;
+    Ok(Attempt::Done(Some(granted.token)))
+}
+
+/// What is written of a grant that is recorded.
+fn finish(request: &Request, database: &Database, granted: &Granted) -> Answer<()> {
     if !database.is_home {
-        tokens::move_in(&database)?;
+        tokens::move_in(database)?;
     }
     if request.durable {
-        tokens::note_ttl(&database, request.ttl_us)?;
-        make_durable(request, &granted)?;
+        tokens::note_ttl(database, request.ttl_us)?;
+        make_durable(request, granted)?;
         xact::grant_needs_the_disk();
     } else {
-        write_for_memory(request, &granted, &database)?;
+        write_for_memory(request, granted, database)?;
     }
     if pg::snapshot_is_fixed() {
         xact::grant_stands_alone();
     }
-    Ok(Some(granted.token))
+    Ok(())
 }
 
 /// A lease in memory writes nothing of its own. But what a server that is started next must know of it has to be
@@ -89,50 +213,73 @@ fn write_for_memory(request: &Request, granted: &Granted, database: &Database) -
     Ok(())
 }
 
-/// Puts the grant in progress, so that nobody else begins one; noted first, so that an error undoes
-/// it. Whatever the outcome, a lease that is over is closed to further transactions. With it, since when
-/// the last lease is over.
-fn begin(request: &Request) -> Option<(Begin, i64)> {
+/// Looks whether it is this request's turn, and whether the resource can be had; if so, puts the grant in progress,
+/// so that nobody else begins one. Noted first, so that an error undoes it. Whatever the outcome, a lease that is
+/// over is closed to further transactions. None where there is no entry.
+fn look(request: &Request, waiting: &Waiting, database: &Database) -> Option<Look> {
     let resource = &request.resource;
     xact::prepare_grant();
     let noted = resource.clone();
-    let (owner, now_us) = (xact::owner(), pg::clock::now_us());
-    let begun = table::change(resource.key(), |entry| {
+    let owner = xact::owner();
+    let max_waiters = settings::max_waiters();
+    let is_in_own_way = xact::is_in_own_way(resource);
+    let seen = table::change(resource.key(), |entry| {
+        let now_us = pg::clock::now_us();
+        if let Some((token, role)) = entry.granted_before(request.request, owner, now_us) {
+            return Look::Again(token, role);
+        }
+        if entry.record.grant.owner == owner || (is_in_own_way && waiting.waits()) {
+            return Look::OwnWay;
+        }
+        let grace_us = database.grace_until_us;
+        if !waiting.is_turn(&mut entry.queue, now_us) || now_us < grace_us {
+            return Look::NotNow(waiting.stay(entry, grace_us, max_waiters, now_us));
+        }
         let over_us = entry.record.over_since_us(now_us).unwrap_or(now_us);
-        (entry.record.begin(owner, now_us), over_us)
+        match entry.record.begin(owner, now_us) {
+            Begin::Begun => Look::Begun(Begun {
+                over_us,
+                has_queued: waiting.has_turn(&mut entry.queue),
+            }),
+            Begin::InProgress | Begin::Held => {
+                let overdue = entry.record.want_overdue(now_us);
+                match (waiting.stay(entry, 0, max_waiters, now_us), overdue) {
+                    (Stay::Sleep(_) | Stay::TimeIsOver, Some((owner, over_us))) => {
+                        Look::Overdue(owner, over_us)
+                    }
+                    (stay, _) => Look::NotNow(stay),
+                }
+            }
+        }
     });
-    if matches!(begun, Some((Begin::Begun, _))) {
+    if matches!(seen, Some(Look::Begun(_))) {
         xact::grant_begun(noted);
     }
-    begun
-}
-
-/// Whether a grant in progress was one whose transaction is open for longer than its lease, and is gone now.
-fn end_overdue(resource: &Resource) -> Answer<bool> {
-    let now_us = pg::clock::now_us();
-    let overdue = table::change(resource.key(), |entry| entry.record.want_overdue(now_us));
-    match overdue.flatten() {
-        Some((owner, _)) if owner == xact::owner() => Ok(false),
-        Some((owner, over_us)) => drain::drain_grant(resource, owner, over_us),
-        None => Ok(false),
-    }
+    seen
 }
 
 struct Granted {
     token: i64,
     /// The ledger has a row of an older lease that is not marked released.
     row_open: bool,
+    /// The last lease ran out.
+    is_takeover: bool,
     /// So far the WAL must be kept for a lease in memory to rely on a row that is marked, or gone.
     marked_lsn: u64,
     holding: Holding,
 }
 
 /// Drains: takes the fence for the moment in which the grant is recorded, and stays inside it.
-fn take_over(request: &Request, database: &Database, over_us: i64) -> Answer<Option<Granted>> {
+fn take_over(
+    request: &Request,
+    waiting: &Waiting,
+    database: &Database,
+    begun: Begun,
+) -> Answer<Option<Granted>> {
     let resource = &request.resource;
     // this transaction may itself have written under an older token
     let own_old = xact::checked(resource.hash, &resource.name, |_| ()).is_some();
-    if own_old || !drain::drain(resource, over_us)? {
+    if own_old || !drain::drain(resource, begun.over_us, waiting.until_us())? {
         table::change(resource.key(), |entry| entry.record.abort(xact::owner()));
         xact::grant_abandoned();
         return Ok(None);
@@ -146,7 +293,8 @@ fn take_over(request: &Request, database: &Database, over_us: i64) -> Answer<Opt
     }
     let holding = holding(request);
     let granted = loop {
-        if let Some(granted) = record(request, database, &holding)? {
+        if let Some(granted) = rights::within_quota(|| record(request, database, &holding, begun))?
+        {
             break granted;
         }
         tokens::ensure(resource.ledger)?;
@@ -154,7 +302,7 @@ fn take_over(request: &Request, database: &Database, over_us: i64) -> Answer<Opt
     if !is_lone {
         pg::heavy::readmit_fence(resource.hash);
     }
-    xact::grant_recorded(granted.token);
+    xact::grant_recorded(granted.token, granted.is_takeover);
     xact::note_checked(
         resource.hash,
         Checked {
@@ -170,7 +318,12 @@ fn take_over(request: &Request, database: &Database, over_us: i64) -> Answer<Opt
 }
 
 /// Records the grant under the next token, or None when the block of tokens is used up.
-fn record(request: &Request, database: &Database, holding: &Holding) -> Answer<Option<Granted>> {
+fn record(
+    request: &Request,
+    database: &Database,
+    holding: &Holding,
+    begun: Begun,
+) -> Answer<Option<Granted>> {
     let resource = &request.resource;
     let owner = xact::owner();
     let recorded = table::change(resource.key(), |entry| {
@@ -179,16 +332,30 @@ fn record(request: &Request, database: &Database, holding: &Holding) -> Answer<O
         };
         let now_us = pg::clock::now_us();
         let row_open = entry.record.row_open;
+        let lease = &entry.record.lease;
+        let is_takeover =
+            lease.token != 0 && lease.end == End::Running && now_us >= lease.deadline_us;
+        // noted once, though the grant be undone and another follow
+        if entry.record.has_run_out(now_us) {
+            events::ran_out(pg::database(), resource.ledger, &resource.name, entry);
+        }
         if !entry
             .record
             .grant(owner, token, request.ttl_us, request.durable, now_us)
         {
             return Err((token, entry.record.t_max));
         }
+        // where this one waited, what comes between the two counts for those who wait behind it
+        entry.hold_ends(if begun.has_queued {
+            now_us
+        } else {
+            entry.record.lease.deadline_us
+        });
         entry.holding = *holding;
         Ok(Some(Granted {
             token,
             row_open,
+            is_takeover,
             marked_lsn,
             holding: *holding,
         }))
@@ -202,12 +369,8 @@ fn record(request: &Request, database: &Database, holding: &Holding) -> Answer<O
 
 fn holding(request: &Request) -> Holding {
     let pid = pg::pid();
-    let label = match &request.holder {
-        Some(label) => Bytes::new(label),
-        None => own_label(pid),
-    };
     Holding {
-        holder: label,
+        holder: label(request, pid),
         role: pg::current_user(),
         pid,
         granted_at: pg::wall_clock(),
@@ -223,6 +386,14 @@ fn holding(request: &Request) -> Holding {
         } else {
             pg::ended_transactions()
         },
+        request: request.request,
+    }
+}
+
+fn label(request: &Request, pid: i32) -> Bytes<HOLDER_BYTES_MAX> {
+    match &request.holder {
+        Some(label) => Bytes::new(label),
+        None => own_label(pid),
     }
 }
 
@@ -271,12 +442,16 @@ fn make_durable(request: &Request, granted: &Granted) -> Answer<()> {
             holder: granted.holding.holder.as_slice(),
             role: granted.holding.role,
             granted_at: granted.holding.granted_at,
+            request: request.request,
         },
     )?;
     if !written {
         return Err(token_behind(resource, granted.token, i64::MAX));
     }
-    Ok(())
+    match &request.metadata {
+        Some(text) => ledger::put_metadata(resource.ledger, &resource.name, granted.token, text),
+        None => Ok(()),
+    }
 }
 
 /// The ledger is ahead of the sequence: somebody changed one of them by hand.
@@ -298,15 +473,12 @@ fn internal(what: &str) -> Refusal {
 }
 
 /// Where the snapshot is older than the grant, the taker would not see the last holder's writes.
-pub fn check_context() -> Answer<()> {
+pub fn check_context(call: &str) -> Answer<()> {
     if pg::in_recovery() {
-        return Err(errors::on_standby("acquire_lease()"));
+        return Err(errors::on_standby(call));
     }
     if pg::read_only_transaction() {
-        return Err(errors::read_only(
-            "acquire_lease()",
-            "A grant is written to the ledger.",
-        ));
+        return Err(errors::read_only(call, "A grant is written to the ledger."));
     }
     if pg::snapshot_is_fixed() && pg::more_may_follow() {
         return Err(not_alone());

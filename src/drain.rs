@@ -14,49 +14,72 @@
 //! Whoever drains an old lease has the grant in progress, so it is one taker at a time; the others are refused
 //! at once.
 
-use crate::errors::{self, Answer};
+use crate::errors::{self, Answer, code};
+use crate::events::{self, Event, Kind};
 use crate::pg::sessions::{self, Drain, Fate};
 use crate::pg::{self, heavy};
 use crate::resources::Resource;
+use crate::stats::{self, Count};
 use crate::{ledger, settings, table};
 
 /// How long what is ending by itself is waited for.
 const MOMENT_US: i64 = 10_000;
 /// How long a session that was told to end is waited for. The next taker goes on from there.
 const ASKED_US: i64 = 200_000;
-/// Prepared transactions and the worker, which deletes old rows under the fence, end without waking anybody.
-const LOOK_AGAIN_MS: i64 = 2;
+/// Prepared transactions and the worker, which deletes old rows under the fence, end without waking anybody: so
+/// often a taker looks, and less and less often the longer it waits.
+const LOOK_AGAIN_US: std::ops::RangeInclusive<i64> = 2_000..=50_000;
+/// A taker that is in the queue of its resource looks there so often.
+const QUEUED_US: i64 = 500_000;
 
 /// Takes the fence lock in exclusive mode, as soon as nobody is inside under an old token. False where it
-/// can't be had: the grant must be given up for now. `over_us`: since when the last lease is over.
-pub fn drain(resource: &Resource, over_us: i64) -> Answer<bool> {
+/// can't be had: the grant must be given up for now. `over_us`: since when the last lease is over. `until_us`: how
+/// long the taker waits in any case; 0 for one that does not.
+pub fn drain(resource: &Resource, over_us: i64, until_us: i64) -> Answer<bool> {
     if heavy::try_exclude_fence(resource.hash) {
         return Ok(true);
     }
-    wait_out(resource, over_us, || {
+    let is_drained = wait_out(resource, over_us, until_us, || {
         heavy::try_exclude_fence(resource.hash)
-    })
+    })?;
+    if is_drained {
+        stats::count(Count::Drains);
+        table::read(resource.key(), |entry| {
+            let event = Event::now(Kind::Drained, resource.ledger, &resource.name);
+            event.of(entry.record.lease.token, &entry.holding).record();
+        });
+    }
+    Ok(is_drained)
 }
 
 /// Waits until a grant is no longer in progress whose transaction is open for longer than its lease. Nobody
-/// else is inside: it holds the fence.
-pub fn drain_grant(resource: &Resource, owner: u64, over_us: i64) -> Answer<bool> {
-    wait_out(resource, over_us, || {
+/// else is inside: it holds the fence. A taker that waits comes back after a while all the same: he is in the
+/// queue, and must be seen to look.
+pub fn drain_grant(resource: &Resource, owner: u64, over_us: i64, until_us: i64) -> Answer<bool> {
+    let until_us = until_us.min(pg::clock::now_us().saturating_add(QUEUED_US));
+    wait_out(resource, over_us, until_us, || {
         table::read(resource.key(), |entry| entry.record.grant.owner) != Some(owner)
     })
 }
 
 /// Waits for what `is_done` says, and ends those who are in its way as far as that is allowed.
-fn wait_out(resource: &Resource, over_us: i64, is_done: impl Fn() -> bool) -> Answer<bool> {
-    let sleeper = Drain::prepare();
+fn wait_out(
+    resource: &Resource,
+    over_us: i64,
+    until_us: i64,
+    is_done: impl Fn() -> bool,
+) -> Answer<bool> {
+    let mut sleeper = Drain::prepare();
     let begun_us = pg::clock::now_us();
     let mut give_up_us = begun_us.saturating_add(MOMENT_US);
+    let mut is_reported = false;
     loop {
         if is_done() {
             return Ok(true);
         }
         let now_us = pg::clock::now_us();
-        let is_past_grace = now_us.saturating_sub(over_us) >= settings::zombie_grace_us();
+        let grace_us = over_us.saturating_add(settings::zombie_grace_us());
+        let is_past_grace = now_us >= grace_us;
         // the lock is of a hash: who holds it may be inside another resource, whose lease is live
         let may = is_past_grace && !table::has_twin(resource.key());
         let policy = settings::zombie_policy();
@@ -72,17 +95,25 @@ fn wait_out(resource: &Resource, over_us: i64, is_done: impl Fn() -> bool) -> An
                 }
             }
         }
-        if is_anyone_left {
-            return Ok(false);
-        }
-        if now_us >= give_up_us {
+        if !is_anyone_left && now_us >= give_up_us && is_past_grace && !is_reported {
+            // what is left has no session that could be ended
             drop(sleeper);
-            if is_past_grace {
-                report_prepared(resource)?;
-            }
+            report_prepared(resource)?;
+            is_reported = true;
+            sleeper = Drain::prepare();
+            continue;
+        }
+        if (is_anyone_left || now_us >= give_up_us) && now_us >= until_us {
             return Ok(false);
         }
-        sleeper.wait(LOOK_AGAIN_MS);
+        let pause_us = (now_us.saturating_sub(begun_us) / 16)
+            .clamp(*LOOK_AGAIN_US.start(), *LOOK_AGAIN_US.end());
+        let pause_us = if is_past_grace {
+            pause_us
+        } else {
+            pause_us.min(grace_us.saturating_sub(now_us))
+        };
+        sleeper.wait(pause_us.saturating_add(999) / 1000);
     }
 }
 
@@ -92,11 +123,19 @@ fn report(resource: &Resource, over_us: i64, now_us: i64, fate: Fate) {
         token => token,
     });
     let token = token.unwrap_or_default();
-    let (what, pid) = match fate {
-        Fate::Cancelled(pid) => ("cancelled the statement of process", pid),
-        Fate::Ended(pid) => ("ended the session of process", pid),
+    let (what, pid, sqlstate) = match fate {
+        Fate::Cancelled(pid) => (
+            "cancelled the statement of process",
+            pid,
+            code::QUERY_CANCELED,
+        ),
+        Fate::Ended(pid) => ("ended the session of process", pid, code::ADMIN_SHUTDOWN),
         _ => return,
     };
+    table::read(resource.key(), |entry| {
+        let event = Event::now(Kind::SessionEnded, resource.ledger, &resource.name);
+        events::session_ended(&event.of(token, &entry.holding), pid, sqlstate);
+    });
     pg::log(
         &format!("leasehold {what} {pid}, whose transaction held up a lease"),
         &format!(

@@ -6,6 +6,7 @@
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
 
+use crate::events::RefusedWrite;
 use crate::pg;
 
 /// SQLSTATEs. Those of class LH are part of the contract.
@@ -14,6 +15,7 @@ pub mod code {
     pub const UNKNOWN_TOKEN: &str = "LH002";
     pub const NO_TOKEN: &str = "LH003";
     pub const LEASE_OVER: &str = "LH004";
+    pub const SHED: &str = "LH005";
     pub const TABLE_FULL: &str = "LH006";
     pub const FEATURE_NOT_SUPPORTED: &str = "0A000";
     pub const DATA_TOO_LONG: &str = "22001";
@@ -25,13 +27,16 @@ pub mod code {
     pub const TRIGGER_PROTOCOL: &str = "39P01";
     pub const SERIALIZATION_FAILURE: &str = "40001";
     pub const INSUFFICIENT_PRIVILEGE: &str = "42501";
+    pub const UNDEFINED_OBJECT: &str = "42704";
     pub const SYNTAX_ERROR: &str = "42601";
     pub const UNDEFINED_COLUMN: &str = "42703";
     pub const DATATYPE_MISMATCH: &str = "42804";
     pub const WRONG_OBJECT_TYPE: &str = "42809";
+    pub const CONFIGURATION_LIMIT_EXCEEDED: &str = "53400";
     pub const LIMIT_EXCEEDED: &str = "54000";
     pub const INVALID_TRANSACTION_STATE: &str = "25000";
     pub const NOT_IN_PREREQUISITE_STATE: &str = "55000";
+    pub const LOCK_NOT_AVAILABLE: &str = "55P03";
     pub const QUERY_CANCELED: &str = "57014";
     pub const ADMIN_SHUTDOWN: &str = "57P01";
     pub const INTERNAL: &str = "XX000";
@@ -50,6 +55,8 @@ pub struct Refusal {
     pub hint: Option<String>,
     /// It ends the session.
     pub is_fatal: bool,
+    /// The write that was refused, for the flight recorder.
+    pub about: Option<Box<RefusedWrite>>,
 }
 
 /// A value, or a refusal.
@@ -63,11 +70,17 @@ impl Refusal {
             detail: None,
             hint: None,
             is_fatal: false,
+            about: None,
         }
     }
 
     pub fn fatal(mut self) -> Refusal {
         self.is_fatal = true;
+        self
+    }
+
+    pub fn about(mut self, write: RefusedWrite) -> Refusal {
+        self.about = Some(Box::new(write));
         self
     }
 
@@ -151,6 +164,16 @@ pub fn not_preloaded(line: &str) -> Refusal {
     .hint(format!(
         "Put this line into postgresql.conf and restart the server: {line}"
     ))
+}
+
+/// await_lease() where the transaction must not be ended.
+pub fn await_in_block() -> Refusal {
+    Refusal::new(
+        code::ACTIVE_TRANSACTION,
+        "await_lease() cannot run inside a transaction block",
+    )
+    .detail("It ends its transaction while it waits, so that it holds no snapshot.")
+    .hint("CALL it in a statement of its own, or use acquire_lease() with a wait.")
 }
 
 /// A call from a parallel worker, whose locks and lists end with it.

@@ -8,7 +8,9 @@
 use leasehold_core::record::{Over, Verdict};
 
 use crate::errors::{self, Answer, Refusal, code, seconds};
+use crate::events::RefusedWrite;
 use crate::resources::Resource;
+use crate::stats::{self, Count};
 use crate::table::{Database, Entry};
 use crate::xact::{self, Checked};
 use crate::{pg, resources};
@@ -41,6 +43,7 @@ pub fn pass(resource: &Resource, presented: Presented) -> Answer<i64> {
         }
     }
     let database = resources::database(resource.ledger)?;
+    stats::count(Count::FenceChecks);
     judge(resource, &database, presented)?;
     pg::heavy::share_fence(resource.hash);
     let (token, deadline_us, role) = judge(resource, &database, presented)?;
@@ -165,6 +168,12 @@ pub fn check_role(resource: &Resource, role: pg::Oid, to: &str) -> Answer<()> {
     )))
 }
 
+/// What the flight recorder says of it: the resource's token, and the first of those that were presented.
+fn about(resource: &Resource, tokens: &[i64], entry: Option<&Entry>) -> RefusedWrite {
+    let presented = tokens.first().copied().unwrap_or_default();
+    RefusedWrite::of(resource.ledger, &resource.name, presented, entry)
+}
+
 fn list(tokens: &[i64]) -> String {
     let shown: Vec<String> = tokens.iter().map(i64::to_string).collect();
     match shown.as_slice() {
@@ -208,6 +217,7 @@ fn stale(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
         code::STALE_TOKEN,
         format!("stale token for resource \"{}\"", resource.shown()),
     )
+    .about(about(resource, tokens, Some(entry)))
     .detail(detail)
     .hint("The lease is lost and others may have written since. Roll back, acquire the resource again, and read before you write.")
 }
@@ -225,16 +235,20 @@ fn unknown(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
         code::UNKNOWN_TOKEN,
         format!("unknown token for resource \"{}\"", resource.shown()),
     )
+    .about(about(resource, tokens, Some(entry)))
     .detail(detail)
     .hint("Present the token that acquire_lease returned for this resource, after its transaction has committed; one that was rolled back is never valid.")
 }
 
 /// No token is presented for the resource. LH003.
 pub fn no_token(resource: &Resource, relation: &str) -> Refusal {
+    // it is counted where the database is known
+    let _ = resources::database(resource.ledger);
     Refusal::new(
         code::NO_TOKEN,
         format!("no token presented for resource \"{}\"", resource.shown()),
     )
+    .about(about(resource, &[], None))
     .detail(format!(
         "Table {relation} is fenced by the resource \"{}\".",
         resource.shown()
@@ -262,6 +276,9 @@ fn lease_over(
         Over::Unconfirmed => format!(
             "Token {token} of holder \"{holder}\" was not confirmed by the synchronous standby: the wait for it was cancelled."
         ),
+        Over::Broken => {
+            format!("Token {token} of holder \"{holder}\" was ended by an administrator.")
+        }
         Over::Expired => {
             let since = seconds(now_us.saturating_sub(entry.record.lease.deadline_us).max(0));
             let why = if strict {
@@ -276,6 +293,7 @@ fn lease_over(
         code::LEASE_OVER,
         format!("the lease on resource \"{}\" is over", resource.shown()),
     )
+    .about(about(resource, &[token], Some(entry)))
     .detail(detail)
     .hint("Roll back, and acquire the resource again before you write. Renew a lease before it expires.")
 }

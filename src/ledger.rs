@@ -11,6 +11,7 @@
 //! `memory_ttl`, `home_timeline` and the others. A grant waits for the flush of what it has raised there.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::thread::LocalKey;
 
@@ -19,6 +20,8 @@ use leasehold_core::name::HOLDER_BYTES_MAX;
 use crate::errors::{Answer, no_ledger};
 use crate::pg::spi::{Arg, Statement};
 use crate::pg::{self, Oid};
+use crate::rights;
+use crate::table::Request;
 
 /// The last durable lease of a resource.
 pub struct Row {
@@ -38,6 +41,10 @@ pub struct Row {
     pub granted_at: i64,
     /// The (sub)transaction of the grant: the row is there before that commits.
     pub granted_by: u64,
+    /// The (sub)transaction that broke the lease, 0 for none: so is that.
+    pub broken_by: u64,
+    /// What its request was called.
+    pub request: Option<Request>,
 }
 
 /// What a new grant writes.
@@ -48,11 +55,13 @@ pub struct NewRow<'a> {
     pub holder: &'a [u8],
     pub role: Oid,
     pub granted_at: i64,
+    pub request: Option<Request>,
 }
 
 thread_local! {
     static LEDGER: Cell<Oid> = const { Cell::new(0) };
     static INDEX: Cell<Oid> = const { Cell::new(0) };
+    static RULE: Cell<Oid> = const { Cell::new(0) };
 }
 
 /// The ledger's OID, which is part of every key. 55000 when the extension is not installed.
@@ -83,6 +92,10 @@ pub fn relation_changed(relation: Oid) {
         LEDGER.set(0);
         INDEX.set(0);
     }
+    if relation == 0 || relation == RULE.get() {
+        RULE.set(0);
+        rights::rules_changed();
+    }
 }
 
 fn owner(ledger: Oid) -> Answer<Oid> {
@@ -100,11 +113,14 @@ const TTL: usize = 3;
 const SYSTEM: usize = 4;
 const GRANTED_AT: usize = 5;
 const GRANTED_BY: usize = 6;
-const DATABASE: usize = 7;
-const ROLE: usize = 8;
-const HOLDER_BYTES: usize = 9;
-const RELEASED: usize = 10;
-const HOLDER: usize = 11;
+const BROKEN_BY: usize = 7;
+const REQUEST: usize = 8;
+const DATABASE: usize = 9;
+const ROLE: usize = 10;
+const HOLDER_BYTES: usize = 11;
+const RELEASED: usize = 12;
+const HAS_REQUEST: usize = 13;
+const HOLDER: usize = 14;
 
 /// The row of a resource as it is now.
 pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
@@ -123,6 +139,11 @@ pub fn read(ledger: Oid, resource: &[u8]) -> Answer<Option<Row>> {
         role: fields.oid(ROLE).unwrap_or_default(),
         granted_at: fields.i64(GRANTED_AT).unwrap_or_default(),
         granted_by: fields.i64(GRANTED_BY).unwrap_or_default() as u64,
+        broken_by: fields.i64(BROKEN_BY).unwrap_or_default() as u64,
+        request: match fields.bool(HAS_REQUEST) {
+            Some(true) => fields.uuid(REQUEST),
+            _ => None,
+        },
     }))
 }
 
@@ -140,11 +161,11 @@ fn unpadded(mut holder: Vec<u8>, bytes: i16) -> Vec<u8> {
 
 static UNRELEASED: Statement = Statement::new(
     c"SELECT resource, token, ttl_us, released, system, database, holder, holder_bytes, role, granted_at,
-             granted_by
+             granted_by, broken_by
         FROM leasehold.ledger WHERE NOT released",
 );
 
-/// All rows that are not marked released.
+/// All rows that are not marked released; without what their requests were called.
 pub fn unreleased(ledger: Oid) -> Answer<Vec<(Vec<u8>, Row)>> {
     Ok(UNRELEASED.read(owner(ledger)?, &[], |row| {
         let values = Row {
@@ -162,6 +183,8 @@ pub fn unreleased(ledger: Oid) -> Answer<Vec<(Vec<u8>, Row)>> {
             role: row.oid(9).unwrap_or_default(),
             granted_at: row.i64(10).unwrap_or_default(),
             granted_by: row.i64(11).unwrap_or_default() as u64,
+            broken_by: row.i64(12).unwrap_or_default() as u64,
+            request: None,
         };
         (row.bytes(1).unwrap_or_default(), values)
     }))
@@ -180,10 +203,13 @@ pub fn write(ledger: Oid, new: &NewRow) -> Answer<bool> {
         Arg::I64(system),
         Arg::Timestamp(new.granted_at),
         Arg::I64(pg::subtransaction_number() as i64),
+        Arg::I64(0),
+        Arg::Uuid(new.request.unwrap_or_default()),
         Arg::Oid(database),
         Arg::Oid(new.role),
         Arg::I16(i16::try_from(new.holder.len()).unwrap_or(0)),
         Arg::Bool(false),
+        Arg::Bool(new.request.is_some()),
         Arg::Text(&holder),
     ];
     Ok(pg::row::put(ledger, index()?, &values, |old| {
@@ -212,6 +238,144 @@ pub fn mark_released(ledger: Oid, resource: &[u8], up_to: i64) -> Answer<bool> {
     });
     // no row claims anything
     Ok(amended.unwrap_or(true))
+}
+
+/// Marks the row of a lease as broken by the running (sub)transaction: that counts with its commit. Nothing where
+/// the row is another lease's, or there is none: the lease is in memory; nor where it is broken already, or is going to
+/// be by this transaction: that stays if this subtransaction is rolled back. The caller holds the lock of breaks.
+pub fn mark_broken(ledger: Oid, resource: &[u8], token: i64) -> Answer<()> {
+    let (column, index) = (BROKEN_BY as i32, index()?);
+    let by = pg::subtransaction_number() as i64;
+    pg::row::amend(ledger, index, resource, column, |row| {
+        let before = row.i64(BROKEN_BY).unwrap_or_default() as u64;
+        let is_broken =
+            before != 0 && (pg::is_own_transaction(before) || pg::has_committed(before));
+        (row.i64(TOKEN) == Some(token) && !is_broken).then_some(Arg::I64(by))
+    });
+    Ok(())
+}
+
+static RULES: Statement = Statement::new(
+    c"SELECT rule.resource, rule.role::pg_catalog.oid FROM leasehold.rule
+        JOIN pg_catalog.pg_authid a ON a.oid OPERATOR(pg_catalog.=) rule.role::pg_catalog.oid",
+);
+static ALLOW: Statement = Statement::new(
+    c"INSERT INTO leasehold.rule (resource, role, granted_by, granted_at)
+      VALUES ($1, $2::pg_catalog.regrole, $3::pg_catalog.regrole, $4) ON CONFLICT DO NOTHING",
+);
+static DISALLOW: Statement = Statement::new(
+    c"DELETE FROM leasehold.rule
+       WHERE resource OPERATOR(pg_catalog.=) $1 AND role::pg_catalog.oid OPERATOR(pg_catalog.=) $2",
+);
+
+/// All rules of roles that exist: the resource as it was given, and the role.
+pub fn rules(ledger: Oid) -> Answer<Vec<(Vec<u8>, Oid)>> {
+    // so that a change is noticed
+    known(&RULE, c"rule")?;
+    Ok(RULES.read(owner(ledger)?, &[], |row| {
+        (
+            row.bytes(1).unwrap_or_default(),
+            row.oid(2).unwrap_or_default(),
+        )
+    }))
+}
+
+/// Adds a rule, if it is not there yet.
+pub fn allow(ledger: Oid, resource: &[u8], role: Oid, by: Oid, at: i64) -> Answer<()> {
+    let args = [
+        Arg::Text(resource),
+        Arg::Oid(role),
+        Arg::Oid(by),
+        Arg::Timestamp(at),
+    ];
+    // before: then it counts for this transaction with the write, and goes with it where that is undone
+    pg::invalidate(known(&RULE, c"rule")?);
+    ALLOW.write(owner(ledger)?, &args);
+    Ok(())
+}
+
+/// Takes a rule away, if it is there.
+pub fn disallow(ledger: Oid, resource: &[u8], role: Oid) -> Answer<()> {
+    pg::invalidate(known(&RULE, c"rule")?);
+    DISALLOW.write(owner(ledger)?, &[Arg::Text(resource), Arg::Oid(role)]);
+    Ok(())
+}
+
+static TELL: Statement = Statement::new(
+    c"SELECT pg_catalog.pg_notify($1, pg_catalog.json_build_object('seq', $2, 'event', $3, 'resource', $4,
+             'token', nullif($5, 0))::pg_catalog.text)",
+);
+
+/// Sends an event to those who listen on a channel, with the commit.
+pub fn tell(
+    ledger: Oid,
+    channel: &[u8],
+    number: u64,
+    event: &'static str,
+    resource: &[u8],
+    token: i64,
+) -> Answer<()> {
+    let args = [
+        Arg::Text(channel),
+        Arg::I64(number as i64),
+        Arg::Text(event.as_bytes()),
+        Arg::Text(resource),
+        Arg::I64(token),
+    ];
+    TELL.write(owner(ledger)?, &args);
+    Ok(())
+}
+
+static PUT_METADATA: Statement = Statement::new(
+    c"INSERT INTO leasehold.metadata AS m (resource, token, metadata) VALUES ($1, $2, $3::pg_catalog.jsonb)
+      ON CONFLICT (resource) DO UPDATE SET token = excluded.token, metadata = excluded.metadata",
+);
+static DELETE_METADATA: Statement =
+    Statement::new(c"DELETE FROM leasehold.metadata WHERE resource OPERATOR(pg_catalog.=) $1");
+static METADATA: Statement = Statement::new(
+    c"SELECT token, metadata::pg_catalog.text FROM leasehold.metadata
+       WHERE resource OPERATOR(pg_catalog.=) $1",
+);
+static ALL_METADATA: Statement =
+    Statement::new(c"SELECT resource, token, metadata::pg_catalog.text FROM leasehold.metadata");
+
+/// The token of a lease, and its metadata as text.
+pub type Metadata = (i64, Vec<u8>);
+
+/// Writes the metadata of a lease, in the running transaction; over those of an older one.
+pub fn put_metadata(ledger: Oid, resource: &[u8], token: i64, metadata: &[u8]) -> Answer<()> {
+    let args = [Arg::Text(resource), Arg::I64(token), Arg::Text(metadata)];
+    PUT_METADATA.write(owner(ledger)?, &args);
+    Ok(())
+}
+
+/// Deletes the metadata of a resource, in the running transaction.
+pub fn delete_metadata(ledger: Oid, resource: &[u8]) -> Answer<()> {
+    DELETE_METADATA.write(owner(ledger)?, &[Arg::Text(resource)]);
+    Ok(())
+}
+
+/// The metadata that are kept for a resource: of the lease of which token, and as text.
+pub fn metadata(ledger: Oid, resource: &[u8]) -> Answer<Option<Metadata>> {
+    let rows = METADATA.read(owner(ledger)?, &[Arg::Text(resource)], |row| {
+        (
+            row.i64(1).unwrap_or_default(),
+            row.bytes(2).unwrap_or_default(),
+        )
+    });
+    Ok(rows.into_iter().next())
+}
+
+/// The same of all resources.
+pub fn all_metadata(ledger: Oid) -> Answer<HashMap<Vec<u8>, Metadata>> {
+    let rows = ALL_METADATA.read(owner(ledger)?, &[], |row| {
+        let metadata = (
+            row.i64(2).unwrap_or_default(),
+            row.bytes(3).unwrap_or_default(),
+        );
+        (row.bytes(1).unwrap_or_default(), metadata)
+    });
+    Ok(rows.into_iter().collect())
 }
 
 /// Deletes the row of a resource, in the running transaction, if it is of that token.

@@ -4,14 +4,17 @@
 //!
 //! - `api`: the SQL functions: arguments in, answers out
 //! - `acquire`, `fence`: how a lease begins, and how a token is checked
+//! - `wait`: the queue of those who wait for a resource
 //! - `drain`: how a grant waits for old transactions, and what ends zombies
 //! - `trigger`, `attach`: the row trigger, and what puts it on a table
 //! - `resources`: from a name to its entry, in the shared table or from the ledger
 //! - `table`: the shared table
+//! - `rights`: which roles may acquire what, and how much
 //! - `ledger`, `tokens`: what is durable, and the token sequence
 //! - `marks`: releases that the ledger has not been told of
 //! - `xact`: what a transaction has to undo or complete
 //! - `sweep`: old rows of the ledger
+//! - `stats`, `events`: what is counted, and the flight recorder
 //! - `worker`, `settings`, `errors`
 //! - `pg`: the only raw PostgreSQL calls
 
@@ -26,16 +29,20 @@ mod api;
 mod attach;
 mod drain;
 mod errors;
+mod events;
 mod fence;
 mod ledger;
 mod marks;
 mod pg;
 mod resources;
+mod rights;
 mod settings;
+mod stats;
 mod sweep;
 mod table;
 mod tokens;
 mod trigger;
+mod wait;
 mod worker;
 mod xact;
 
@@ -67,6 +74,9 @@ pub extern "C-unwind" fn _PG_init() {
     settings::define();
     table::register();
     pg::sessions::register();
+    pg::waiters::register();
+    pg::counters::register();
+    pg::ring::register();
     pg::hooks::register();
     pg::hooks::register_worker();
 }

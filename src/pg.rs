@@ -17,17 +17,22 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 
 pub mod clock;
+pub mod counters;
 pub mod encoding;
 pub mod fmgr;
 pub mod guc;
 pub mod heavy;
 pub mod hooks;
 pub mod lwlock;
+pub mod procedure;
+pub mod ring;
 pub mod row;
 pub mod sessions;
+pub mod shmem;
 pub mod spi;
 pub mod srf;
 pub mod trigger;
+pub mod waiters;
 
 mod raw {
     use pgrx::pg_sys::Oid;
@@ -45,6 +50,11 @@ mod raw {
 
 /// An object identifier.
 pub type Oid = u32;
+
+/// The role whose members may end sessions of others.
+pub const ROLE_SIGNAL_BACKEND: Oid = pg_sys::ROLE_PG_SIGNAL_BACKEND;
+/// The role whose members see all that is told of what the server does.
+pub const ROLE_READ_ALL_STATS: Oid = pg_sys::ROLE_PG_READ_ALL_STATS;
 
 /// OID of the database this backend is connected to.
 pub fn database() -> Oid {
@@ -189,6 +199,12 @@ pub fn has_committed(number: u64) -> bool {
             || pg_sys::TransactionIdPrecedes(xid, (*shared).oldestXid);
         is_old || pg_sys::TransactionIdDidCommit(xid)
     }
+}
+
+/// Whether the transaction of that number is this one, or a subtransaction of it that has not been rolled back.
+pub fn is_own_transaction(number: u64) -> bool {
+    // SAFETY: looks at the transactions of this backend; numbers that run at the same time differ in 32 bits
+    unsafe { pg_sys::TransactionIdIsCurrentTransactionId((number as u32).into()) }
 }
 
 /// Whether a transaction's fixed snapshot was taken before the transaction of that number ended.
@@ -379,6 +395,24 @@ pub fn database_exists(database: Oid) -> bool {
     exists(pg_sys::SysCacheIdentifier::DATABASEOID as i32, database)
 }
 
+/// Whether a role of this OID exists.
+pub fn role_exists(role: Oid) -> bool {
+    exists(pg_sys::SysCacheIdentifier::AUTHOID as i32, role)
+}
+
+/// Takes note of what other backends have changed in the catalogs meanwhile: within one statement that is done only
+/// when a lock is taken.
+pub fn take_note_of_changes() {
+    // SAFETY: in a transaction, with no lightweight lock held
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+}
+
+/// Has all backends told, with the commit, that what they remember of a relation is out of date.
+pub fn invalidate(relation: Oid) {
+    // SAFETY: the relation is there: the caller is going to write to it
+    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(relation.into_pg()) };
+}
+
 fn exists(cache: i32, oid: Oid) -> bool {
     // SAFETY: a catalog cache lookup by OID that copies nothing out
     unsafe {
@@ -527,6 +561,25 @@ pub fn application_name_is(text: &[u8]) -> bool {
         let name = pg_sys::application_name;
         !name.is_null() && CStr::from_ptr(name).to_bytes() == text
     }
+}
+
+/// Hands the session's application_name over. Neither raises nor allocates.
+pub fn with_application_name<R>(look: impl FnOnce(&[u8]) -> R) -> R {
+    // SAFETY: as in `application_name`
+    unsafe {
+        let name = pg_sys::application_name;
+        if name.is_null() {
+            look(&[])
+        } else {
+            look(CStr::from_ptr(name).to_bytes())
+        }
+    }
+}
+
+/// When the server was started, by the wall clock.
+pub fn server_start() -> i64 {
+    // SAFETY: a plain variable that every process of the server inherits
+    unsafe { pg_sys::PgStartTime }
 }
 
 /// The session's application_name as it is stored.

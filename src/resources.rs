@@ -52,12 +52,12 @@ fn unknown() -> Entry {
 
 impl Resource {
     /// Checks a name. 22004, 22023, 22001; 55000 without the extension.
-    pub fn named(name: Option<Vec<u8>>) -> Answer<Resource> {
+    pub fn named(name: Option<Rc<[u8]>>) -> Answer<Resource> {
         let name = name.ok_or_else(|| errors::null_argument("resource"))?;
         check_name(&name)?;
         let hash = name::hash(&name);
         Ok(Resource {
-            name: name.into(),
+            name,
             hash,
             ledger: ledger::oid()?,
         })
@@ -174,6 +174,7 @@ fn entry_of(row: &Row, standing: Standing, released: bool, writable_us: i64) -> 
         token: row.token,
         ttl_us: row.ttl_us,
         released,
+        broken: row.broken_by != 0 && pg::has_committed(row.broken_by),
         standing,
     };
     let holding = Holding {
@@ -184,6 +185,7 @@ fn entry_of(row: &Row, standing: Standing, released: bool, writable_us: i64) -> 
         renewed_at: 0,
         granted_by: 0,
         granted_after: 0,
+        request: row.request,
     };
     let now_us = pg::clock::now_us();
     let mut record = Record::recovered(remembered, writable_us, now_us);

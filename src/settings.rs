@@ -20,6 +20,12 @@ static DURABILITY: GucSetting<Durability> = GucSetting::<Durability>::new(Durabi
 static ZOMBIE_POLICY: GucSetting<ZombiePolicy> =
     GucSetting::<ZombiePolicy>::new(ZombiePolicy::Terminate);
 static ZOMBIE_GRACE_MS: GucSetting<i32> = GucSetting::<i32>::new(1_000);
+static MAX_WAITERS: GucSetting<i32> = GucSetting::<i32>::new(64);
+static MAX_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
+static EVENT_RING: GucSetting<i32> = GucSetting::<i32>::new(4096);
+static LOG_EVENTS: GucSetting<bool> = GucSetting::<bool>::new(false);
+static NOTIFY_CHANNEL: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static MAX_LEASES_PER_ROLE: GucSetting<i32> = GucSetting::<i32>::new(0);
 static LEDGER_RETENTION_S: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 3600);
 
 /// `leasehold.promotion`
@@ -76,6 +82,37 @@ pub fn zombie_policy() -> ZombiePolicy {
 /// How long past the end of its lease a zombie is left alone.
 pub fn zombie_grace_us() -> i64 {
     i64::from(ZOMBIE_GRACE_MS.get()) * 1000
+}
+
+/// How many may wait for one resource.
+pub fn max_waiters() -> u32 {
+    u32::try_from(MAX_WAITERS.get()).unwrap_or(0)
+}
+
+/// The longest wait of `acquire_lease`.
+pub fn max_wait_us() -> i64 {
+    i64::from(MAX_WAIT_MS.get()) * 1000
+}
+
+/// How many events are kept.
+pub fn event_ring() -> usize {
+    usize::try_from(EVENT_RING.get()).unwrap_or(0)
+}
+
+/// Whether events are written to the server log.
+pub fn log_events() -> bool {
+    LOG_EVENTS.get()
+}
+
+/// The channel on which each database tells of its events; None for none.
+pub fn notify_channel() -> Option<Vec<u8>> {
+    let channel = NOTIFY_CHANNEL.get()?.into_bytes();
+    (!channel.is_empty()).then_some(channel)
+}
+
+/// How many live leases a role may hold; 0 for any number.
+pub fn max_leases_per_role() -> u32 {
+    u32::try_from(MAX_LEASES_PER_ROLE.get()).unwrap_or(0)
 }
 
 /// How long an unused row of the ledger is kept.
@@ -193,6 +230,62 @@ pub fn define() {
         i32::MAX,
         GucContext::Sighup,
         GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"leasehold.max_waiters",
+        c"Waiters for one resource.",
+        c"One more is refused at once.",
+        &MAX_WAITERS,
+        0,
+        i32::MAX,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"leasehold.max_wait",
+        c"Longest wait of acquire_lease().",
+        c"It holds a snapshot while it waits; CALL await_lease() does not, and has no limit.",
+        &MAX_WAIT_MS,
+        0,
+        i32::MAX,
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"leasehold.event_ring",
+        c"Events that are kept in shared memory.",
+        c"0: none.",
+        &EVENT_RING,
+        0,
+        1_000_000,
+        GucContext::Postmaster,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"leasehold.log_events",
+        c"Whether events are written to the server log.",
+        c"By the worker, within a second.",
+        &LOG_EVENTS,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_string_guc(
+        c"leasehold.notify_channel",
+        c"Channel on which each database tells of its events, for LISTEN.",
+        c"By the worker, after some seconds. Empty: none.",
+        &NOTIFY_CHANNEL,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"leasehold.max_leases_per_role",
+        c"Live leases that a role may hold in a database.",
+        c"0: any number.",
+        &MAX_LEASES_PER_ROLE,
+        0,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::default(),
     );
     GucRegistry::define_int_guc(
         c"leasehold.ledger_retention",

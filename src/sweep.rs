@@ -82,5 +82,6 @@ fn sweep_row(ledger: Oid, name: &[u8], token: i64) -> Answer<bool> {
     }
     table::raise_forgotten(pg::database(), ledger, token);
     xact::deletes_rows(ledger);
+    ledger::delete_metadata(ledger, name)?;
     ledger::delete(ledger, name, token)
 }

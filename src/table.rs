@@ -1,8 +1,8 @@
 //! The shared table: one entry per resource, fixed in size when the server starts.
 //!
 //! Layout: a header, the databases, and partitions. A partition is one LWLock and a set of slots of
-//! its own, chained into hash buckets. There are half as many slots again as `max_leases`, and never
-//! fewer than 256 leases per partition on average, so a partition whose share is exceeded while the
+//! its own, chained into hash buckets. There are a quarter more slots than `max_leases`, and never
+//! fewer than 1024 leases per partition on average, so a partition whose share is exceeded while the
 //! table is not is eight standard deviations away. Entries whose lease is over are reclaimed where a
 //! partition needs a slot; live ones and grants in progress never are.
 //!
@@ -14,6 +14,8 @@
 //!   that copy or do arithmetic.
 //! - An entry made from the ledger is only inserted if nothing of the partition was reclaimed since
 //!   before the ledger was read (`generation`): otherwise an older T_max could come back.
+//! - Whatever changes an entry, the first of those who wait for the resource is woken where he would look too late
+//!   by that (`change`). An entry that somebody waits for is not reclaimed.
 //! - All pointers are set again by the startup hook, which runs again after a crash.
 //!
 //! The key is (database, OID of the ledger, resource): entries of an extension that was dropped and
@@ -24,24 +26,26 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
+use leasehold_core::queue::{Holds, Queue};
 use leasehold_core::record::Record;
 use leasehold_core::token::{Block, SharedBlock};
 use pgrx::pg_sys;
 use pgrx::{PgSharedMemoryInitialization, pg_guard, pg_shmem_init};
 
 use crate::pg::lwlock::{Held, LwLock};
+use crate::pg::waiters::{self, Waiter};
 use crate::pg::{self, Oid};
-use crate::settings;
+use crate::{events, settings, stats};
 
 /// Name of the memory in `pg_shmem_allocations` and of the locks' wait event.
 const NAME: &CStr = c"leasehold";
 const PARTITIONS_MAX: usize = 4096;
-const LEASES_PER_PARTITION: usize = 256;
+const LEASES_PER_PARTITION: usize = 1024;
 /// Databases that can use leasehold at once; what is over is reclaimed when the database is gone.
-const DATABASES: usize = 1024;
+pub const DATABASES: usize = 512;
 /// Index of `AddinShmemInitLock` among the main LWLocks, the same in PostgreSQL 15 to 18.
 const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 const NONE: u32 = u32::MAX;
@@ -60,7 +64,7 @@ pub struct Key<'a> {
 }
 
 /// A short byte string in place.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Bytes<const N: usize> {
     len: u8,
@@ -83,6 +87,13 @@ impl<const N: usize> Bytes<N> {
         new
     }
 
+    /// Other bytes, cut at N.
+    pub fn set(&mut self, bytes: &[u8]) {
+        let len = bytes.len().min(N).min(usize::from(u8::MAX));
+        self.bytes[..len].copy_from_slice(&bytes[..len]);
+        self.len = len as u8;
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.len)).unwrap_or_default()
@@ -93,8 +104,6 @@ impl<const N: usize> Bytes<N> {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Holding {
-    /// The label.
-    pub holder: Bytes<HOLDER_BYTES_MAX>,
     /// The role that the lease belongs to.
     pub role: Oid,
     /// The backend that acquired it; 0 when that was before the server started.
@@ -109,7 +118,14 @@ pub struct Holding {
     /// The number that no transaction which had ended by then reaches, when it was granted in memory, by
     /// `pg::ended_transactions`.
     pub granted_after: u64,
+    /// What the caller called the request, so that a retry of it is known; None where he did not.
+    pub request: Option<Request>,
+    /// The label.
+    pub holder: Bytes<HOLDER_BYTES_MAX>,
 }
+
+/// The bytes of a `request uuid`.
+pub type Request = [u8; 16];
 
 impl Holding {
     /// Nobody.
@@ -121,7 +137,39 @@ impl Holding {
         renewed_at: 0,
         granted_by: 0,
         granted_after: 0,
+        request: None,
     };
+}
+
+/// How often a resource was asked for, since its entry was made or the last reset.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Contention {
+    /// Grants.
+    pub grants: u32,
+    /// Acquires that answered NULL.
+    pub denials: u32,
+    /// Acquires that were refused with LH005.
+    pub sheds: u32,
+    /// Acquires that had to wait.
+    pub waits: u32,
+    /// How long, in all.
+    pub waited_us: i64,
+}
+
+impl Contention {
+    const NONE: Contention = Contention {
+        grants: 0,
+        denials: 0,
+        sheds: 0,
+        waits: 0,
+        waited_us: 0,
+    };
+
+    /// How often somebody did not get it at once.
+    pub fn all(&self) -> u64 {
+        u64::from(self.denials) + u64::from(self.sheds) + u64::from(self.waits)
+    }
 }
 
 /// One resource.
@@ -130,10 +178,20 @@ impl Holding {
 pub struct Entry {
     /// Decides everything.
     pub record: Record,
-    /// Of the lease of `record.t_max`.
-    pub holding: Holding,
+    /// Who waits for it.
+    pub queue: Queue,
+    /// How long it is held.
+    pub holds: Holds,
+    /// Since when the last lease runs, or ran; where its end was not noted yet in `holds`. 0 otherwise.
+    pub held_since_us: i64,
+    /// How much it is wanted.
+    pub contention: Contention,
+    /// Where the lease is counted: a place among the header's numbers, or [`NOT_COUNTED`].
+    counted: u16,
     /// The server log says which prepared transaction holds the resource up.
     pub is_hold_up_reported: bool,
+    /// Of the lease of `record.t_max`.
+    pub holding: Holding,
 }
 
 impl Entry {
@@ -142,9 +200,127 @@ impl Entry {
         Entry {
             record,
             holding,
+            queue: Queue::EMPTY,
+            holds: Holds::UNKNOWN,
+            held_since_us: 0,
+            contention: Contention::NONE,
+            counted: NOT_COUNTED,
             is_hold_up_reported: false,
         }
     }
+
+    /// Counts the lease among those of its role, or no more. After every change.
+    fn count(&mut self, database: Oid) {
+        let place = if self.record.is_held() {
+            role_place(database, self.holding.role)
+        } else {
+            NOT_COUNTED
+        };
+        if place != self.counted {
+            let numbers = held_numbers();
+            if let Some(number) = numbers.get(usize::from(self.counted)) {
+                number.fetch_sub(1, Ordering::Relaxed);
+            }
+            if let Some(number) = numbers.get(usize::from(place)) {
+                number.fetch_add(1, Ordering::Relaxed);
+            }
+            self.counted = place;
+        }
+    }
+
+    /// The lease that a request was granted before, if it lives: its token and its role. `owner`: the transaction that
+    /// asks again.
+    pub fn granted_before(
+        &self,
+        request: Option<Request>,
+        owner: u64,
+        now_us: i64,
+    ) -> Option<(i64, Oid)> {
+        let record = &self.record;
+        let is_own = record.grant.owner == owner && record.grant.token != 0;
+        (request.is_some() && self.holding.request == request && (record.is_live(now_us) || is_own))
+            .then_some((record.t_max, self.holding.role))
+    }
+
+    /// The lease runs from now on.
+    pub fn hold_begins(&mut self, now_us: i64) {
+        self.held_since_us = now_us;
+    }
+
+    /// How long the lease has been held by that instant, if it has not been noted yet.
+    pub fn held_us(&self, at_us: i64) -> Option<i64> {
+        (self.held_since_us != 0).then(|| at_us.saturating_sub(self.held_since_us).max(0))
+    }
+
+    /// It was released. Where somebody waits, it is noted with the next grant, which comes a little later.
+    pub fn hold_is_released(&mut self, now_us: i64) {
+        if self.queue.is_empty() {
+            self.hold_ends(now_us);
+        }
+    }
+
+    /// It has ended, at that instant.
+    pub fn hold_ends(&mut self, at_us: i64) {
+        if self.held_since_us != 0 {
+            self.holds.note(at_us.saturating_sub(self.held_since_us));
+            self.held_since_us = 0;
+        }
+    }
+
+    /// Who must be woken, because he would look too late for his turn.
+    fn ring(&self, database: Oid) -> Option<u32> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        let grace_us = known_database(database).map_or(0, |known| known.grace_until_us);
+        let next_us = self.record.could_be_had_us(pg::clock::now_us());
+        let next_us = next_us.max(grace_us);
+        self.queue.ring(&mut waiters::All, next_us)
+    }
+}
+
+/// Numbers of leases by role: roles that share one are counted together.
+const ROLES: usize = 4096;
+const NOT_COUNTED: u16 = u16::MAX;
+
+/// Which number a role's leases are counted in.
+fn role_place(database: Oid, role: Oid) -> u16 {
+    let key = (u64::from(database) << 32 | u64::from(role)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (key >> 52) as u16
+}
+
+fn held_numbers() -> &'static [AtomicU32; ROLES] {
+    // SAFETY: the header lives as long as the process
+    unsafe { &(*header()).held }
+}
+
+/// How many leases a role holds, or more: those that ran out and were not taken over are counted, and those of other
+/// roles may be.
+pub fn held_at_most(database: Oid, role: Oid) -> u32 {
+    let place = usize::from(role_place(database, role));
+    held_numbers()[place].load(Ordering::Relaxed)
+}
+
+/// How many live leases a role holds, and grants in progress.
+pub fn held_by(database: Oid, ledger: Oid, role: Oid, now_us: i64) -> u32 {
+    let geometry = Geometry::current();
+    let mut held = 0;
+    for index in 0..geometry.partitions {
+        let locked = locked_partition(geometry, index, false);
+        for slot in 0..geometry.slots {
+            // SAFETY: the lock is held
+            let slot = unsafe { &*locked.view.slot(slot as u32) };
+            let record = &slot.entry.record;
+            let is_held = record.grant.token != 0 || record.is_live(now_us);
+            if (slot.database, slot.ledger) == (database, ledger)
+                && slot.entry.holding.role == role
+                && is_held
+            {
+                held += 1;
+            }
+        }
+    }
+    held
 }
 
 #[derive(Clone, Copy)]
@@ -156,8 +332,9 @@ struct Slot {
     database: Oid,
     ledger: Oid,
     hash: u64,
-    entry: Entry,
+    /// Behind these, where a short one shares their cache line.
     resource: Bytes<RESOURCE_BYTES_MAX>,
+    entry: Entry,
 }
 
 #[repr(C)]
@@ -208,6 +385,10 @@ pub struct Database {
     pub marks_wanted: bool,
     /// It is time to look for old rows in the ledger.
     pub sweep_wanted: bool,
+    /// Events up to this number were told on the channel, or are not to be.
+    pub told_up_to: u64,
+    /// Events up to this number are to be.
+    pub tell_up_to: u64,
     /// Its worker has been started and has not connected yet. One that stays so could not: the database has
     /// been dropped, most likely.
     pub is_connecting: bool,
@@ -237,6 +418,8 @@ impl Database {
         is_home: false,
         marks_wanted: false,
         sweep_wanted: false,
+        told_up_to: 0,
+        tell_up_to: 0,
         is_connecting: false,
     };
 }
@@ -262,6 +445,8 @@ struct Header {
     /// Counts the changes of the databases, so that a backend need not look at them again and again.
     changes: AtomicU64,
     databases: [Database; DATABASES],
+    /// How many leases are held, by [`role_place`].
+    held: [AtomicU32; ROLES],
     /// By the databases' places.
     tokens: [Tokens; DATABASES],
 }
@@ -296,7 +481,7 @@ impl Geometry {
         } else {
             share.next_power_of_two() / 2
         };
-        let slots = (max_leases + max_leases / 2).div_ceil(partitions).max(2);
+        let slots = (max_leases + max_leases / 4).div_ceil(partitions).max(2);
         Geometry {
             partitions,
             slots,
@@ -405,6 +590,9 @@ unsafe fn initialise(header: *mut Header, geometry: Geometry) {
         (&raw mut (*header).seed).write(RandomState::new().hash_one(0));
         (&raw mut (*header).worker).write(AtomicPtr::new(std::ptr::null_mut()));
         (&raw mut (*header).changes).write(AtomicU64::new(1));
+        for i in 0..ROLES {
+            (&raw mut (*header).held[i]).write(AtomicU32::new(0));
+        }
         for i in 0..DATABASES {
             (&raw mut (*header).databases[i]).write(Database::UNUSED);
             (&raw mut (*header).tokens[i]).write(Tokens {
@@ -553,7 +741,7 @@ impl View {
                     0
                 };
                 let entry = &(*self.slot(index)).entry;
-                if entry.record.is_evictable(now_us) {
+                if entry.record.is_evictable(now_us) && entry.queue.is_empty() {
                     if entry.record.due_mark().is_none() && !entry.record.contested {
                         found = Some(index);
                         break;
@@ -567,6 +755,17 @@ impl View {
                 raise_forgotten(slot.database, slot.ledger, slot.entry.record.t_max);
             }
             self.unlink(index);
+            if let Some(number) = held_numbers().get(usize::from(slot.entry.counted)) {
+                number.fetch_sub(1, Ordering::Relaxed);
+            }
+            if slot.entry.record.has_run_out(now_us) {
+                events::ran_out(
+                    slot.database,
+                    slot.ledger,
+                    slot.resource.as_slice(),
+                    &slot.entry,
+                );
+            }
             partition.generation = partition.generation.wrapping_add(1);
             Some(index)
         }
@@ -616,12 +815,38 @@ pub fn read<R>(key: Key, look: impl FnOnce(&Entry) -> R) -> Option<R> {
     Some(look(unsafe { &(*locked.view.slot(index)).entry }))
 }
 
-/// Changes the entry of a resource, under the exclusive lock.
+/// Whether the entry of a resource, under the shared lock, refuses who asks for it; counts it if so.
+pub fn refuses(key: Key, refuses: impl FnOnce(&Entry) -> bool) -> bool {
+    let locked = locked(key.hash, false);
+    let Some(index) = locked.view.find(key) else {
+        return false;
+    };
+    // SAFETY: the lock is held; nobody changes the slot, but for this one number, which all change like this
+    unsafe {
+        let entry = &raw mut (*locked.view.slot(index)).entry;
+        let is_refused = refuses(&*entry);
+        if is_refused {
+            AtomicU32::from_ptr(&raw mut (*entry).contention.denials)
+                .fetch_add(1, Ordering::Relaxed);
+        }
+        is_refused
+    }
+}
+
+/// Changes the entry of a resource, under the exclusive lock, and wakes who waits for what has come about.
 pub fn change<R>(key: Key, change: impl FnOnce(&mut Entry) -> R) -> Option<R> {
     let locked = locked(key.hash, true);
     let index = locked.view.find(key)?;
     // SAFETY: the lock is held exclusively; this is the only reference
-    Some(change(unsafe { &mut (*locked.view.slot(index)).entry }))
+    let entry = unsafe { &mut (*locked.view.slot(index)).entry };
+    let result = change(entry);
+    entry.count(key.database);
+    let late = entry.ring(key.database);
+    drop(locked);
+    if let Some(late) = late {
+        waiters::wake(late);
+    }
+    Some(result)
 }
 
 /// Whether another resource of this database has the same hash, so that a lock of it says nothing of this one.
@@ -686,6 +911,7 @@ pub fn insert(key: Key, entry: &Entry, generation: u64, now_us: i64) -> Insert {
             entry: *entry,
             resource,
         });
+        (*locked.view.slot(index)).entry.count(key.database);
         *head = index;
     }
     Insert::Present
@@ -708,6 +934,51 @@ pub fn entries(database: Oid, ledger: Oid) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, En
         }
     }
     all
+}
+
+/// A resource, a place in its queue from 1 on, and who waits there.
+pub type Queued = (Bytes<RESOURCE_BYTES_MAX>, i32, Waiter);
+
+/// All who wait for resources of a ledger.
+pub fn waiters(database: Oid, ledger: Oid) -> Vec<Queued> {
+    let geometry = Geometry::current();
+    let mut all = Vec::with_capacity(waiters::most());
+    for index in 0..geometry.partitions {
+        let locked = locked_partition(geometry, index, false);
+        for slot in 0..geometry.slots {
+            // SAFETY: the lock is held
+            let slot = unsafe { &*locked.view.slot(slot as u32) };
+            if slot.database != database || slot.ledger != ledger {
+                continue;
+            }
+            let mut next = slot.entry.queue.first();
+            let mut position = 0;
+            while let Some(number) = next
+                && all.len() < all.capacity()
+            {
+                let waiter = waiters::read(number);
+                position += 1;
+                all.push((slot.resource, position, waiter));
+                next = waiter.behind();
+            }
+        }
+    }
+    all
+}
+
+/// Forgets how much the resources of a ledger were wanted.
+pub fn reset_contention(database: Oid, ledger: Oid) {
+    let geometry = Geometry::current();
+    for index in 0..geometry.partitions {
+        let locked = locked_partition(geometry, index, true);
+        for slot in 0..geometry.slots {
+            // SAFETY: the lock is held exclusively; this is the only reference
+            let slot = unsafe { &mut *locked.view.slot(slot as u32) };
+            if slot.database == database && slot.ledger == ledger {
+                slot.entry.contention = Contention::NONE;
+            }
+        }
+    }
 }
 
 /// Names up to `most` releases of a ledger that it has not been told of: resource and token. Not those of
@@ -794,6 +1065,14 @@ pub fn want_sweep(oid: Oid) {
     wake_worker();
 }
 
+/// Has the worker of a database tell of its events after `from` up to `up_to`.
+pub fn want_telling(oid: Oid, from: u64, up_to: u64) {
+    database(oid, |known| {
+        known.told_up_to = known.told_up_to.max(from);
+        known.tell_up_to = up_to;
+    });
+}
+
 /// Has the worker look for old rows in every database that was used since the start and is there.
 pub fn want_sweeps() {
     let held = lock(Geometry::current().locks() - 1).exclusive();
@@ -858,6 +1137,9 @@ pub fn database<R>(oid: Oid, change: impl FnOnce(&mut Database) -> R) -> Option<
         .position(|d| d.oid == oid)
         .or_else(|| databases.iter().position(|d| d.oid == 0))?;
     let database = databases.get_mut(place)?;
+    if database.oid != oid {
+        stats::forget(place as u32);
+    }
     database.oid = oid;
     database.place = place as u32;
     let result = change(database);

@@ -109,16 +109,26 @@ fn fenced(call: &Call) -> Answer<Value> {
         .detail("It is a trigger function.")
         .hint("SELECT fence_table('my_table', 'my-resource:{id}');"));
     };
+    let answer = fire(&firing);
+    answer.map_err(|mut refusal| {
+        if let Some(write) = &mut refusal.about {
+            write.set_relation(firing.relation());
+        }
+        refusal
+    })
+}
+
+fn fire(firing: &Firing) -> Answer<Value> {
     let mut plan = match firing.take::<Plan>() {
         Some(plan) => plan,
-        None => Box::new(Plan::make(&firing)?),
+        None => Box::new(Plan::make(firing)?),
     };
     let answer = if firing.event() == Event::Truncate {
-        plan.truncate(&firing)
+        plan.truncate(firing)
     } else if plan.constant.is_some() {
-        plan.fence_constant(&firing)
+        plan.fence_constant(firing)
     } else {
-        plan.fence_template(&firing)
+        plan.fence_template(firing)
     }?;
     firing.leave(plan);
     Ok(answer)
@@ -136,7 +146,7 @@ impl Plan {
         }
         let resources = &arguments.resources;
         let constant = match resources.constant() {
-            Some(name) => Some(Resource::named(Some(name))?),
+            Some(name) => Some(Resource::named(Some(name.into()))?),
             None => None,
         };
         let token_column = match &arguments.token_column {

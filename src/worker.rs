@@ -4,7 +4,7 @@
 //! The static worker notes when the server became writable. It has no connection to a database, so it is in
 //! nobody's way. It stays, because a worker that is done would not run again after a crash.
 //!
-//! A database's worker marks releases in its ledger and deletes old rows. It ends when nothing is due, after a
+//! A database's worker marks releases in its ledger, deletes old rows, and tells of events on a channel. It ends when nothing is due, after a
 //! second at most, so it is never long in the way of DROP DATABASE.
 //!
 //! Everything is correct without them, where no worker slot is free: see `table::writable_since`, and what
@@ -13,9 +13,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::pg::hooks::{DatabaseWorker, wait};
+use crate::pg::hooks::{DatabaseWorker, transaction, wait};
 use crate::pg::{self, Oid};
-use crate::{marks, settings, sweep, table};
+use crate::{events, marks, settings, sweep, table};
 
 /// How long marks are left to gather, and until it tries again where no worker slot is free. What is
 /// granted again meanwhile needs no mark.
@@ -37,7 +37,9 @@ pub fn run() {
     let mut running: HashMap<Oid, (DatabaseWorker, Instant)> = HashMap::new();
     let mut swept = Instant::now();
     let mut marks_since = None;
+    let mut follower = Follower::default();
     loop {
+        follower.follow();
         if swept.elapsed() >= sweep_every() {
             table::want_sweeps();
             swept = Instant::now();
@@ -46,7 +48,9 @@ pub fn run() {
         marks_since = has_marks.then(|| marks_since.unwrap_or_else(Instant::now));
         let has_gathered = marks_since.is_some_and(|since| since.elapsed() >= GATHER);
         let wanted = table::databases_where(|known| {
-            known.sweep_wanted || (has_gathered && known.marks_wanted)
+            known.sweep_wanted
+                || known.tell_up_to > known.told_up_to
+                || (has_gathered && known.marks_wanted)
         });
         let mut next = sweep_every().saturating_sub(swept.elapsed());
         if !wanted.is_empty() {
@@ -69,8 +73,59 @@ pub fn run() {
         if let Some(since) = marks_since {
             next = next.min(GATHER.saturating_sub(since.elapsed()));
         }
+        if follower.is_following() {
+            next = next.min(FOLLOW);
+        }
         if !wait(Some(next.max(Duration::from_millis(1)))) {
             return;
+        }
+    }
+}
+
+/// So often the events are looked at, where somebody wants to be told of them.
+const FOLLOW: Duration = Duration::from_millis(500);
+
+/// Follows the events, for the server log and for the channel, as long as a setting says so. What came before is
+/// not told; neither is what the ring has lost meanwhile.
+#[derive(Default)]
+struct Follower {
+    /// The number of the last event that was seen, while it follows.
+    seen: Option<u64>,
+    /// The same of the one before the first that goes to the channel.
+    channel_from: Option<u64>,
+}
+
+impl Follower {
+    fn is_following(&self) -> bool {
+        self.seen.is_some()
+    }
+
+    fn follow(&mut self) {
+        let (logs, notifies) = (settings::log_events(), settings::notify_channel().is_some());
+        let last = events::last();
+        if !notifies {
+            self.channel_from = None;
+        }
+        if !logs && !notifies {
+            self.seen = None;
+            return;
+        }
+        let seen = *self.seen.get_or_insert(last);
+        let mut databases = Vec::new();
+        for (number, event) in events::after(seen) {
+            if logs {
+                events::log(number, &event);
+            }
+            if !databases.contains(&event.facts.database) {
+                databases.push(event.facts.database);
+            }
+        }
+        self.seen = Some(last);
+        if notifies {
+            let from = *self.channel_from.get_or_insert(seen);
+            for database in databases {
+                table::want_telling(database, from, last);
+            }
         }
     }
 }
@@ -92,6 +147,9 @@ pub fn run_for(database: Oid, connect: impl FnOnce()) {
     connect();
     table::database(database, |known| known.is_connecting = false);
     let until = Instant::now() + SPELL;
+    if let Some(channel) = settings::notify_channel() {
+        transaction(|| events::tell(database, &channel).unwrap_or_default());
+    }
     let more_marks = marks::run(database, until);
     let more_rows = sweeps == Some(true) && sweep::run(until);
     if more_marks {

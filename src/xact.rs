@@ -12,9 +12,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
 use crate::errors::{Answer, Refusal, code};
+use crate::events::{Event, Kind};
 use crate::pg::sessions::{self, Told};
 use crate::pg::{self, Oid};
 use crate::resources::Resource;
+use crate::stats::{self, Count};
+use crate::table::Entry;
 use crate::{table, tokens};
 
 /// A verdict that holds until its (sub)transaction ends: the fence is locked.
@@ -41,6 +44,8 @@ struct Pending {
     subtransaction: u32,
     /// Of a grant: something of it is on disk, or will be with the commit.
     on_disk: bool,
+    /// Of a grant: the last lease ran out.
+    is_takeover: bool,
 }
 
 struct Undo {
@@ -53,6 +58,8 @@ struct Undo {
 struct State {
     grants: Vec<Pending>,
     releases: Vec<Pending>,
+    /// Leases that are broken with the commit.
+    breaks: Vec<Pending>,
     /// (lease, TTL that its ledger row now holds)
     lengthened: Vec<(Pending, i64)>,
     /// Resources whose ledger row was marked released.
@@ -69,6 +76,7 @@ struct State {
     /// To be done once the locks are gone.
     grants_to_undo: Vec<Pending>,
     releases_to_do: Vec<Pending>,
+    breaks_to_do: Vec<Pending>,
     /// Takers may be waiting for the locks that go.
     wake_takers: bool,
 }
@@ -77,6 +85,7 @@ impl State {
     /// Something that this transaction did counts only once it is on disk, and on the standby.
     fn needs_the_disk(&self) -> bool {
         self.memory_ttl.is_some()
+            || !self.breaks.is_empty()
             || !self.lengthened.is_empty()
             || self.grants.iter().any(|grant| grant.on_disk)
     }
@@ -153,6 +162,7 @@ pub fn grant_begun(resource: Resource) {
         owner: owner(),
         subtransaction: pg::subtransaction(),
         on_disk: false,
+        is_takeover: false,
     };
     with(|state| state.grants.push(pending));
 }
@@ -162,11 +172,12 @@ pub fn grant_abandoned() {
     with(|state| state.grants.pop());
 }
 
-/// Notes that the last grant was recorded under this token.
-pub fn grant_recorded(token: i64) {
+/// Notes that the last grant was recorded under this token, and whether over a lease that ran out.
+pub fn grant_recorded(token: i64, is_takeover: bool) {
     with(|state| {
         if let Some(grant) = state.grants.last_mut() {
             grant.token = token;
+            grant.is_takeover = is_takeover;
         }
     });
 }
@@ -219,6 +230,14 @@ pub fn release_at_commit(resource: &Resource, token: i64) {
     });
 }
 
+/// Notes that a lease is broken with the commit.
+pub fn break_at_commit(resource: &Resource, token: i64) {
+    pg::transaction_number();
+    BUSY.set(true);
+    let pending = pending(resource, token);
+    with(|state| state.breaks.push(pending));
+}
+
 /// Notes that the ledger row of a lease now holds this TTL, if the transaction commits.
 pub fn lengthened(resource: &Resource, token: i64, ttl_us: i64) {
     pg::transaction_number();
@@ -234,6 +253,7 @@ fn pending(resource: &Resource, token: i64) -> Pending {
         owner: owner(),
         subtransaction: pg::subtransaction(),
         on_disk: false,
+        is_takeover: false,
     }
 }
 
@@ -249,6 +269,18 @@ pub fn checked<R>(hash: u64, resource: &[u8], look: impl FnOnce(&Checked) -> R) 
             .filter(|checked| *checked.resource == *resource)
             .map(look)
     })
+}
+
+/// Whether this transaction holds up whoever wants a resource: it is inside its fence, or is going to release the
+/// lease or break it with its commit.
+pub fn is_in_own_way(resource: &Resource) -> bool {
+    if !BUSY.get() {
+        return false;
+    }
+    let is_it = |pending: &Pending| pending.resource.name == resource.name;
+    checked(resource.hash, &resource.name, |_| ()).is_some()
+        || STATE
+            .with_borrow(|state| state.releases.iter().any(is_it) || state.breaks.iter().any(is_it))
 }
 
 /// Notes a verdict until the (sub)transaction ends.
@@ -320,7 +352,8 @@ pub fn before_prepare() -> Answer<()> {
         if !state.grants.is_empty() {
             state.grants.first().map(|grant| ("acquired", grant))
         } else {
-            state.releases.first().map(|lease| ("released", lease))
+            let released = state.releases.first().map(|lease| ("released", lease));
+            released.or_else(|| state.breaks.first().map(|lease| ("broken", lease)))
         }
         .map(|(what, lease)| (what, lease.resource.shown(), lease.token))
     });
@@ -346,11 +379,20 @@ pub fn committed() {
             let due = table::change(grant.resource.key(), |entry| {
                 entry.is_hold_up_reported = false;
                 entry.record.commit(grant.owner, now_us);
+                entry.hold_begins(now_us);
+                entry.contention.grants = entry.contention.grants.saturating_add(1);
+                Event::now(Kind::Granted, grant.resource.ledger, &grant.resource.name)
+                    .of(grant.token, &entry.holding)
+                    .record();
                 if grant.on_disk && !is_confirmed {
                     entry.record.unconfirmed(grant.token, now_us);
                 }
                 entry.record.due_mark().is_some()
             });
+            stats::count(Count::Grants);
+            if grant.is_takeover {
+                stats::count(Count::Takeovers);
+            }
             if due == Some(true) {
                 table::want_marks(pg::database());
             }
@@ -383,7 +425,10 @@ pub fn committed() {
         if let Some(ledger) = state.deleting.take() {
             tokens::note_marked(pg::database(), ledger, pg::own_commit());
         }
-        state.releases_to_do = std::mem::take(&mut state.releases);
+        // by swapping, so that what is empty keeps its room
+        let state = &mut *state;
+        std::mem::swap(&mut state.releases_to_do, &mut state.releases);
+        std::mem::swap(&mut state.breaks_to_do, &mut state.breaks);
     });
     transaction_over();
 }
@@ -398,6 +443,7 @@ pub fn aborted() {
             state.grants_to_undo.extend(grants);
         }
         state.releases.clear();
+        state.breaks.clear();
         state.lengthened.clear();
         state.closed.clear();
         state.memory_ttl = None;
@@ -430,7 +476,8 @@ fn transaction_over() {
         BUSY.set(
             state.wake_takers
                 || !state.grants_to_undo.is_empty()
-                || !state.releases_to_do.is_empty(),
+                || !state.releases_to_do.is_empty()
+                || !state.breaks_to_do.is_empty(),
         );
     });
     NUMBER.set(NUMBER.get().wrapping_add(1).max(1));
@@ -453,7 +500,10 @@ pub fn locks_are_gone() {
         let now_us = pg::clock::now_us();
         for lease in state.releases_to_do.drain(..) {
             let due = table::change(lease.resource.key(), |entry| {
-                entry.record.release(lease.token, now_us);
+                if entry.record.release(lease.token, now_us) {
+                    ended(entry, &lease, Kind::Released, now_us);
+                    stats::count(Count::Releases);
+                }
                 entry.record.due_mark().is_some()
             });
             if due == Some(true) {
@@ -461,6 +511,21 @@ pub fn locks_are_gone() {
             }
         }
     });
+    let breaks = with(|state| std::mem::take(&mut state.breaks_to_do));
+    if !breaks.is_empty() {
+        let now_us = pg::clock::now_us();
+        for lease in breaks {
+            let due = table::change(lease.resource.key(), |entry| {
+                if entry.record.break_lease(lease.token, now_us) {
+                    ended(entry, &lease, Kind::Broken, now_us);
+                }
+                entry.record.due_mark().is_some()
+            });
+            if due == Some(true) {
+                table::want_marks(pg::database());
+            }
+        }
+    }
     if with(|state| std::mem::take(&mut state.wake_takers)) {
         sessions::wake_takers();
     }
@@ -468,6 +533,7 @@ pub fn locks_are_gone() {
         !sessions::is_open()
             && state.grants.is_empty()
             && state.releases.is_empty()
+            && state.breaks.is_empty()
             && state.lengthened.is_empty()
             && state.closed.is_empty()
             && state.memory_ttl.is_none()
@@ -475,6 +541,16 @@ pub fn locks_are_gone() {
             && state.undo.is_empty()
     });
     BUSY.set(!idle);
+}
+
+/// Notes that a lease was ended. Under the lock of its entry.
+fn ended(entry: &mut Entry, lease: &Pending, how: Kind, now_us: i64) {
+    if let Some(held_us) = entry.held_us(now_us) {
+        stats::held(held_us);
+    }
+    entry.hold_is_released(now_us);
+    let event = Event::now(how, lease.resource.ledger, &lease.resource.name);
+    event.of(lease.token, &entry.holding).record();
 }
 
 /// A subtransaction aborted; its locks are still held.
@@ -486,6 +562,7 @@ pub fn subtransaction_aborted(my: u32) {
             state.grants_to_undo.extend(grant);
         }
         drop_tail(&mut state.releases, |r| r.subtransaction == my);
+        drop_tail(&mut state.breaks, |b| b.subtransaction == my);
         drop_tail(&mut state.lengthened, |(l, _)| l.subtransaction == my);
         drop_tail(&mut state.closed, |row| row.subtransaction == my);
         while state.undo.last().is_some_and(|u| u.subtransaction == my) {
@@ -512,6 +589,8 @@ pub fn subtransaction_committed(my: u32, parent: u32) {
         hand_over(grants.map(|g| &mut g.subtransaction), my, parent);
         let releases = state.releases.iter_mut();
         hand_over(releases.map(|r| &mut r.subtransaction), my, parent);
+        let breaks = state.breaks.iter_mut();
+        hand_over(breaks.map(|b| &mut b.subtransaction), my, parent);
         let lengthened = state.lengthened.iter_mut();
         hand_over(lengthened.map(|(l, _)| &mut l.subtransaction), my, parent);
         let closed = state.closed.iter_mut();

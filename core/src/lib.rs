@@ -6,8 +6,11 @@
 //!
 //! Durations are microseconds in an `i64`. Tokens are `i64` above zero; zero stands for "none".
 
+pub mod histogram;
 pub mod name;
+pub mod queue;
 pub mod record;
+pub mod rights;
 pub mod template;
 pub mod token;
 pub mod ttl;

@@ -33,6 +33,8 @@ pub enum End {
     Reclaimed = 3,
     /// Its commit did not wait for the synchronous standby until that had it: the wait was cancelled.
     Unconfirmed = 4,
+    /// An administrator ended it.
+    Broken = 5,
 }
 
 /// The last committed lease of a resource; `token` 0 when there has been none.
@@ -102,6 +104,8 @@ pub struct Remembered {
     pub ttl_us: Micros,
     /// The row says that the lease was released.
     pub released: bool,
+    /// The row says that an administrator ended it.
+    pub broken: bool,
     /// Whether the row's lease counts.
     pub standing: Standing,
 }
@@ -160,6 +164,8 @@ pub enum Over {
     Reclaimed,
     /// The synchronous standby never confirmed it.
     Unconfirmed,
+    /// An administrator ended it.
+    Broken,
 }
 
 /// What the fence says of a presented token.
@@ -243,11 +249,12 @@ impl Record {
     /// The record of a resource that only the ledger knows. A lease that was not released counts as
     /// live for its full TTL from `writable_us`, the moment at which this server became writable.
     pub fn recovered(row: Remembered, writable_us: Micros, now_us: Micros) -> Record {
-        let end = match (row.standing, row.released) {
-            (Standing::Lost, _) => End::Lost,
-            (_, true) => End::Released,
-            (Standing::Trusted, false) => End::Running,
-            (Standing::Reclaimed, false) => End::Reclaimed,
+        let end = match row.standing {
+            Standing::Lost => End::Lost,
+            _ if row.broken => End::Broken,
+            _ if row.released => End::Released,
+            Standing::Trusted => End::Running,
+            Standing::Reclaimed => End::Reclaimed,
         };
         Record {
             t_max: row.token,
@@ -265,7 +272,7 @@ impl Record {
             },
             grant: Grant::NONE,
             contested: false,
-            row_open: matches!(end, End::Running | End::Reclaimed),
+            row_open: !row.released && end != End::Lost && !row.broken,
         }
     }
 
@@ -289,7 +296,10 @@ impl Record {
     fn comes_back(&self) -> bool {
         self.lease.recovered
             && self.row_open
-            && matches!(self.lease.end, End::Released | End::Unconfirmed)
+            && matches!(
+                self.lease.end,
+                End::Released | End::Unconfirmed | End::Broken
+            )
     }
 
     /// A grant whose transaction is still open although its lease would be over by now: who is at it, and
@@ -316,6 +326,38 @@ impl Record {
     /// transactions are left alone for a grace.
     pub fn over_since_us(&self, now_us: Micros) -> Option<Micros> {
         (!self.is_live(now_us)).then(|| self.lease.deadline_us.min(now_us))
+    }
+
+    /// The next instant at which the resource could be had, as far as the record tells: by its lease running out,
+    /// or by a grant being open for too long. Not before now. Whatever else ends either changes the record.
+    pub fn could_be_had_us(&self, now_us: Micros) -> Micros {
+        if self.grant.owner != 0 {
+            match self.grant.token {
+                // whoever began it records it, or takes it back
+                0 => Micros::MAX,
+                _ => self.grant.deadline_us.max(now_us),
+            }
+        } else if self.is_live(now_us) {
+            self.lease.deadline_us
+        } else {
+            now_us
+        }
+    }
+
+    /// Whether the last lease ran out, and nobody ended it or took it over.
+    pub fn has_run_out(&self, now_us: Micros) -> bool {
+        self.lease.token != 0
+            && self.lease.token == self.t_max
+            && self.lease.end == End::Running
+            && now_us >= self.lease.deadline_us
+    }
+
+    /// Whether somebody holds the resource, or did until the lease ran out; or is being granted it.
+    pub fn is_held(&self) -> bool {
+        let has_lease = self.lease.token != 0
+            && self.lease.token == self.t_max
+            && self.lease.end == End::Running;
+        self.grant.owner != 0 || has_lease
     }
 
     /// What a reader sees.
@@ -476,7 +518,9 @@ impl Record {
         match self.lease.end {
             End::Released => Release::Already,
             End::Running if now_us < self.lease.deadline_us => Release::Yes,
-            End::Running | End::Lost | End::Reclaimed | End::Unconfirmed => Release::No,
+            End::Running | End::Lost | End::Reclaimed | End::Unconfirmed | End::Broken => {
+                Release::No
+            }
         }
     }
 
@@ -484,7 +528,10 @@ impl Record {
     /// being granted under it, and the row does not say so yet.
     pub fn due_mark(&self) -> Option<i64> {
         let ended = self.lease.token != self.t_max
-            || matches!(self.lease.end, End::Released | End::Unconfirmed);
+            || matches!(
+                self.lease.end,
+                End::Released | End::Unconfirmed | End::Broken
+            );
         (self.row_open && self.grant.owner == 0 && ended).then_some(self.t_max)
     }
 
@@ -495,13 +542,40 @@ impl Record {
         }
     }
 
-    /// Releases the lease of `token`; its transaction has committed and its locks are gone.
-    pub fn release(&mut self, token: i64, now_us: Micros) {
-        let ended = matches!(self.lease.end, End::Released | End::Lost | End::Unconfirmed);
-        if self.lease.token == token && self.t_max == token && !ended {
-            self.lease.end = End::Released;
-            self.lease.deadline_us = self.lease.deadline_us.min(now_us);
+    /// Releases the lease of `token`; its transaction has committed and its locks are gone. Whether that ended it.
+    pub fn release(&mut self, token: i64, now_us: Micros) -> bool {
+        let ended = matches!(
+            self.lease.end,
+            End::Released | End::Lost | End::Unconfirmed | End::Broken
+        );
+        if self.lease.token != token || self.t_max != token || ended {
+            return false;
         }
+        self.lease.end = End::Released;
+        self.lease.deadline_us = self.lease.deadline_us.min(now_us);
+        true
+    }
+
+    /// The token of the lease that [`Record::break_lease`] would end: also of one that expired, under which its holder
+    /// may still write as long as nobody has taken the resource. None where there is none, or where one is being
+    /// granted.
+    pub fn breakable(&self) -> Option<i64> {
+        let is_there = self.grant.token == 0
+            && self.lease.token != 0
+            && self.lease.token == self.t_max
+            && self.lease.end == End::Running;
+        is_there.then_some(self.lease.token)
+    }
+
+    /// Ends the lease of `token`, whatever its holder does: the administrator's transaction has committed. Whether that
+    /// ended it.
+    pub fn break_lease(&mut self, token: i64, now_us: Micros) -> bool {
+        if self.lease.token != token || self.t_max != token || self.lease.end != End::Running {
+            return false;
+        }
+        self.lease.end = End::Broken;
+        self.lease.deadline_us = self.lease.deadline_us.min(now_us);
+        true
     }
 
     /// What the fence says of the presented tokens (one, or the bare ones of the setting, of which
@@ -540,6 +614,7 @@ impl Record {
                 End::Released => return Verdict::Over(Over::Released),
                 End::Reclaimed => return Verdict::Over(Over::Reclaimed),
                 End::Unconfirmed => return Verdict::Over(Over::Unconfirmed),
+                End::Broken => return Verdict::Over(Over::Broken),
                 End::Running => (self.lease.token, self.lease.deadline_us),
             }
         };

@@ -528,6 +528,7 @@ impl Leasehold {
             token: row.token,
             ttl_us: row.ttl,
             released: row.released || self.has(Bug::RecoveryForgets),
+            broken: false,
             standing: if row.token <= w.lost && !self.has(Bug::LossyTrustsLedger) {
                 Standing::Lost
             } else if row.token > start && !self.has(Bug::EvictedCounts) {

@@ -751,6 +751,7 @@ impl History {
             token,
             ttl_us,
             released,
+            broken: false,
             standing: if lost {
                 Standing::Lost
             } else if token > self.floor {
@@ -906,7 +907,9 @@ fn call(record: &mut Record, call: &Call, tokens: &[i64], floor: i64, now: i64) 
             seen.push(format!("{:?}", record.renew(owner, token, ttl, now)));
         }
         Call::NoteDurable(token, ttl) => record.note_durable_ttl(token, ttl),
-        Call::Release(token) => record.release(token, now),
+        Call::Release(token) => {
+            seen.push(format!("{:?}", record.release(token, now)));
+        }
         Call::Unconfirmed(token) => record.unconfirmed(token, now),
         Call::NoteMarked(token) => record.note_marked(token),
     }

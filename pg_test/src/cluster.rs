@@ -554,9 +554,10 @@ impl Db {
         db
     }
 
-    /// On a server of its own with these settings.
+    /// On a server of its own with these settings, where nobody is ended as a zombie unless they say so.
     pub fn with(settings: &[(&str, &str)]) -> Self {
-        Self::on(&Arc::new(Cluster::builder().confs(settings).start()))
+        let builder = Cluster::builder().conf("leasehold.zombie_grace", "1h");
+        Self::on(&Arc::new(builder.confs(settings).start()))
     }
 
     /// One without the extension.

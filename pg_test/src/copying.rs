@@ -63,6 +63,15 @@ impl Cluster {
         assert!(self.connect().one::<bool>("SELECT pg_promote(true, 60)"));
     }
 
+    /// Gives this standby the history of timelines that another server knows, and nothing of what was written on them.
+    pub fn hear_of_timelines(&self, other: &Self, timelines: &[u32]) {
+        for timeline in timelines {
+            let file = format!("pg_wal/{timeline:08X}.history");
+            let mut copy = environment().command("cp", self.data());
+            run(copy.arg(other.data().join(&file)).arg(file));
+        }
+    }
+
     /// Waits until recovery is over.
     pub fn wait_writable(&self) {
         self.wait_sql("SELECT NOT pg_is_in_recovery()", "the end of recovery");
@@ -96,10 +105,7 @@ impl Cluster {
             let mut session = self.connect();
             session.try_one("SELECT pid FROM pg_stat_wal_receiver").ok()
         });
-        let held = Held(Process::open(pid));
-        held.0.signal(Signal::STOP);
-        wait_for("the WAL receiver to stop", || is_stopped(pid).then_some(()));
-        held
+        Held::hold(pid)
     }
 
     /// The timeline that this server writes on.
@@ -113,6 +119,17 @@ impl Cluster {
 
 /// A process that was told to stop, and is told to go on when this is dropped.
 pub struct Held(Process);
+
+impl Held {
+    /// Stops a process; it has stopped when this returns.
+    #[track_caller]
+    pub fn hold(pid: i32) -> Self {
+        let held = Self(Process::open(pid));
+        held.0.signal(Signal::STOP);
+        wait_for("a process to stop", || is_stopped(pid).then_some(()));
+        held
+    }
+}
 
 impl Drop for Held {
     fn drop(&mut self) {

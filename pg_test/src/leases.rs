@@ -150,7 +150,7 @@ impl DbErr {
 }
 
 impl Db {
-    /// Everything committed that a refused call could have changed: leases, ledger, and the rows of all tables in
+    /// Everything committed that a refused call could have changed: leases, ledger, metadata, queues, and the rows of all tables in
     /// schema public.
     #[track_caller]
     pub fn state(&self) -> Vec<String> {
@@ -165,6 +165,12 @@ impl Db {
                 "SELECT (resource, token, ttl_us, system, database, holder, role, granted_at)::text
                    FROM leasehold.ledger ORDER BY 1",
             ),
+        ));
+        state.extend(flat(session.rows(
+            "SELECT (resource, position, pid)::text FROM leasehold.waiters ORDER BY 1",
+        )));
+        state.extend(flat(
+            session.rows("SELECT m::text FROM leasehold.metadata m ORDER BY 1"),
         ));
         state.extend(self.tables());
         state

@@ -3,11 +3,14 @@
 //! `leasehold-pg-test [FILTER] [--layer NAME] [--pg-config PATH] [--list] [--keep]`. The extension has to be
 //! installed in that PostgreSQL. Tests come in layers, listed in `LAYERS`; FILTER is a part of `layer::test`.
 
+mod awaiting;
+mod breaks;
 mod chaos;
 mod cluster;
 mod copies;
 mod copying;
 mod crash;
+mod docs;
 mod environment;
 mod fence_templates;
 mod fence_writes;
@@ -15,9 +18,12 @@ mod harness;
 mod isolation;
 mod isolation_races;
 mod leases;
+mod leaving;
 mod ledger;
 mod marks;
+mod measured;
 mod memory;
+mod metadata;
 mod parallel;
 mod partitions;
 mod pgbouncer;
@@ -26,16 +32,27 @@ mod portals;
 mod present;
 mod process;
 mod promotion;
+mod queueing;
+mod quota;
 mod readme;
+mod recorder;
+mod requests;
+mod rights;
+mod ring;
+mod rules;
 mod runner;
 mod search_path;
+mod seen;
 mod server;
 mod session;
+mod shedding;
 mod sql;
 mod standby;
 mod sweep;
 mod verdicts;
+mod waiting;
 mod watchdog;
+mod watching;
 mod xact;
 mod zombies;
 
@@ -113,6 +130,33 @@ const LAYERS: &[Layer] = &[
         tests: &[zombies::TESTS],
     },
     Layer {
+        name: "wait",
+        about: "who waits, in which order, and who is refused; retried requests, metadata, breaks",
+        limit: USUAL,
+        tests: &[
+            waiting::TESTS,
+            leaving::TESTS,
+            watching::TESTS,
+            awaiting::TESTS,
+            shedding::TESTS,
+            requests::TESTS,
+            metadata::TESTS,
+            breaks::TESTS,
+        ],
+    },
+    Layer {
+        name: "rights",
+        about: "who may acquire what, and how much",
+        limit: USUAL,
+        tests: &[rights::TESTS, rules::TESTS, quota::TESTS],
+    },
+    Layer {
+        name: "seen",
+        about: "what is counted, and what the flight recorder tells",
+        limit: USUAL,
+        tests: &[seen::TESTS, measured::TESTS, recorder::TESTS, ring::TESTS],
+    },
+    Layer {
         name: "memory",
         about: "leases that write nothing, and what is done after they were lost",
         limit: USUAL,
@@ -147,6 +191,12 @@ const LAYERS: &[Layer] = &[
         about: "README.md shows what happens",
         limit: USUAL,
         tests: &[readme::TESTS],
+    },
+    Layer {
+        name: "docs",
+        about: "the page for the person on call, the exporter's queries, the dashboard",
+        limit: USUAL,
+        tests: &[docs::TESTS],
     },
 ];
 

@@ -26,6 +26,7 @@ crate::tests![
     tokens_that_the_standby_never_received_are_stale,
     extension_made_again_on_a_promoted_server_stays_above,
     second_promotion_from_behind_gives_an_epoch_of_its_own,
+    promotion_beside_two_others_gives_an_epoch_of_its_own,
     standbys_that_took_the_same_timeline_are_ordered_by_the_clock,
     superseded_token_is_stale_where_its_successor_was_lost,
     prepared_writer_is_waited_for_after_a_promotion,
@@ -371,6 +372,32 @@ fn second_promotion_from_behind_gives_an_epoch_of_its_own() {
         );
         third.has_lost("r", lost);
     }
+}
+
+/// The last server to be promoted has nothing of what the two before it granted, one after the other: it is told that
+/// their timelines are taken, as by an archive. The tokens have the epoch of an earlier life, so that the timeline alone
+/// does not tell the epoch.
+fn promotion_beside_two_others_gives_an_epoch_of_its_own() {
+    let first = Pair::new(SHORT);
+    let mut s = first.db.session();
+    s.tokens_far_ahead();
+    s.acquire_for("r", "500ms");
+    drop(s);
+    let beside = Cluster::builder().conf("recovery_target_timeline", "current");
+    let beside = beside.standby_of(&first.db.cluster);
+    beside.start();
+    first.db.cluster.wait_replayed_by(&beside);
+    beside.cut_off();
+    let second = first.promoted();
+    second.session().await_for("r", "500ms");
+    let third = Pair::of(second).promoted();
+    let last = third.session().await_for("r", "500ms");
+    beside.hear_of_timelines(&third.cluster, &[2, 3]);
+    beside.promote();
+    let beside = third.at(&Arc::new(beside));
+    assert_eq!(beside.cluster.timeline(), 4);
+    let next = beside.session().await_for("r", "500ms");
+    assert!(epoch(next) > epoch(last), "{next} after {last}");
 }
 
 /// Neither knows of the other. What is left is the wall clock, which has gone on meanwhile.

@@ -647,14 +647,20 @@ fn ledger_is_out_of_ordinary_hands() {
 }
 
 fn settings_have_their_defaults() {
-    let db = Db::with(&[]);
+    let db = Db::on(&Arc::new(Cluster::builder().start()));
     let mut s = db.session();
     let expected = [
         ("default_ttl", "30s"),
         ("durability", "durable"),
+        ("event_ring", "4096"),
         ("ledger_retention", "7d"),
+        ("log_events", "off"),
         ("max_leases", "16384"),
+        ("max_leases_per_role", "0"),
         ("max_ttl", "5min"),
+        ("max_wait", "1min"),
+        ("max_waiters", "64"),
+        ("notify_channel", ""),
         ("promotion", "lossy"),
         ("token", ""),
         ("zombie_grace", "1s"),
@@ -699,6 +705,17 @@ fn settings_out_of_range_are_refused() {
         ))
         .is("22023");
     }
+    for value in ["-1", "1000000000000"] {
+        for name in [
+            "max_wait",
+            "max_waiters",
+            "event_ring",
+            "max_leases_per_role",
+        ] {
+            s.err(&format!("ALTER SYSTEM SET leasehold.{name} = '{value}'"))
+                .is("22023");
+        }
+    }
     s.err("SET leasehold.default_ttl = 'soon'").is("22023");
     s.err("SET leasehold.durability = 'disk'").is("22023");
     for (name, value) in [("promotion", "lossful"), ("zombie_policy", "kill")] {
@@ -718,7 +735,11 @@ fn settings_have_their_scopes() {
     s.err("SET leasehold.max_leases = 100").is("55P02");
     let on_reload = [
         ("ledger_retention", "1d"),
+        ("log_events", "on"),
         ("max_ttl", "1min"),
+        ("max_wait", "0"),
+        ("max_waiters", "0"),
+        ("notify_channel", "leases"),
         ("promotion", "lossless"),
         ("zombie_grace", "1min"),
         ("zombie_policy", "wait"),
@@ -737,12 +758,19 @@ fn settings_have_their_scopes() {
         by_context("user").as_deref(),
         Some("default_ttl durability token")
     );
-    assert_eq!(by_context("postmaster").as_deref(), Some("max_leases"));
+    s.err("SET leasehold.max_leases_per_role = 1").is("42501");
+    assert_eq!(
+        by_context("postmaster").as_deref(),
+        Some("event_ring max_leases")
+    );
     assert_eq!(
         by_context("sighup"),
         Some(on_reload.map(|(name, _)| name).join(" "))
     );
-    assert_eq!(by_context("superuser"), None);
+    assert_eq!(
+        by_context("superuser").as_deref(),
+        Some("max_leases_per_role")
+    );
 }
 
 fn max_ttl_counts_from_the_reload() {

@@ -243,6 +243,14 @@ impl Pending {
         self.finished.is_some()
     }
 
+    /// What came of it, for a message.
+    pub fn result(&self) -> String {
+        match &self.finished {
+            Some((_, result)) => format!("{result:?}"),
+            None => "it runs".to_owned(),
+        }
+    }
+
     /// The session back, and the first column of the last row.
     #[track_caller]
     pub fn join(self) -> (Session, Result<Option<String>, DbErr>) {

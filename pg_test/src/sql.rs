@@ -7,7 +7,6 @@ use crate::leases::NEVER;
 crate::tests![
     signatures_are_those_of_the_contract,
     lease_info_has_its_columns,
-    later_features_are_absent_rather_than_ignored,
     resource_names_are_checked_by_every_call,
     resource_names_count_bytes,
     resource_names_compare_byte_for_byte,
@@ -57,7 +56,8 @@ fn signatures_are_those_of_the_contract() {
     let expected = [
         (
             "acquire_lease",
-            "resource text, holder text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval",
+            "resource text, holder text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, \
+             wait interval DEFAULT '00:00:00'::interval, request uuid DEFAULT NULL::uuid, metadata jsonb DEFAULT NULL::jsonb",
             "bigint",
         ),
         (
@@ -66,6 +66,7 @@ fn signatures_are_those_of_the_contract() {
             "boolean",
         ),
         ("release_lease", "resource text, token bigint", "boolean"),
+        ("break_lease", "resource text", "bigint"),
         ("fence", "resource text, token bigint", "void"),
         ("check_fence", "resource text, token bigint", "boolean"),
         ("fenced", "", "trigger"),
@@ -80,6 +81,11 @@ fn signatures_are_those_of_the_contract() {
             "{name}"
         );
     }
+    // procedures are called by the names of their arguments
+    let arguments = s.text("SELECT pg_get_function_arguments('await_lease'::regproc)");
+    let expected = "IN resource text, IN holder text DEFAULT NULL::text, IN ttl interval DEFAULT NULL::interval, \
+                    IN wait interval DEFAULT NULL::interval, INOUT token bigint DEFAULT NULL::bigint";
+    assert_eq!(arguments.as_deref(), Some(expected));
     let arguments = s.text("SELECT pg_get_function_arguments('fence_table'::regproc)");
     let expected = "target regclass, resource text, token_column name DEFAULT NULL::name, strict boolean DEFAULT false";
     assert_eq!(arguments.as_deref(), Some(expected));
@@ -89,8 +95,8 @@ fn signatures_are_those_of_the_contract() {
 
 fn lease_info_has_its_columns() {
     let mut s = Db::new().session();
-    let expected =
-        "resource,token,holder,state,ttl,remaining,granted_at,renewed_at,role,pid,durable,writers";
+    let expected = "resource,token,holder,state,ttl,remaining,granted_at,renewed_at,role,pid,durable,writers,\
+                    waiters,metadata";
     s.exec("CREATE TEMP VIEW info AS SELECT * FROM lease_info('r')");
     for relation in ["leasehold.leases", "pg_temp.info"] {
         let columns = s.text(&format!(
@@ -101,48 +107,13 @@ fn lease_info_has_its_columns() {
     }
 }
 
-fn later_features_are_absent_rather_than_ignored() {
-    let db = Db::new();
-    let mut s = db.session();
-    for argument in [
-        "wait => '1s'",
-        "request => gen_random_uuid()",
-        "metadata => '{}'",
-    ] {
-        db.refused(
-            &mut s,
-            &format!("SELECT acquire_lease('r', {argument})"),
-            "42883",
-        );
-    }
-    for setting in [
-        "max_waiters",
-        "max_wait",
-        "max_leases_per_role",
-        "event_ring",
-    ] {
-        s.err(&format!("SHOW leasehold.{setting}")).is("42704");
-        s.err(&format!("SET leasehold.{setting} = 1")).is("42602");
-    }
-    for function in [
-        "break_lease",
-        "await_lease",
-        "allow_lease",
-        "disallow_lease",
-    ] {
-        let found: i64 = s.one(&format!(
-            "SELECT count(*) FROM pg_proc WHERE proname = '{function}'"
-        ));
-        assert_eq!(found, 0, "{function}");
-    }
-}
-
 fn resource_names_are_checked_by_every_call() {
     let db = Db::new();
     let mut s = db.session();
-    let calls = TOKEN_CALLS
-        .iter()
-        .chain(&["acquire_lease({r})", "lease_info({r})"]);
+    let calls =
+        TOKEN_CALLS
+            .iter()
+            .chain(&["acquire_lease({r})", "lease_info({r})", "break_lease({r})"]);
     for template in calls {
         db.refused(&mut s, &call(template, "NULL", "1"), "22004");
         db.refused(&mut s, &call(template, "''", "1"), "22023");

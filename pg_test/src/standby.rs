@@ -354,6 +354,9 @@ fn refusals_on_a_standby_tell_where_to_go() {
     let calls = [
         "acquire_lease('r')",
         "acquire_lease('free', 'worker', '1s')",
+        "acquire_lease('r', wait => '1s')",
+        "break_lease('r')",
+        "break_lease('free')",
         "renew_lease('r', {t})",
         "renew_lease('r', {t}, '1s')",
         "renew_lease('free', {t})",
@@ -367,6 +370,8 @@ fn refusals_on_a_standby_tell_where_to_go() {
     for call in calls {
         refused_by_a_standby(&copy, &mut on, &call.replace("{t}", &token.to_string()));
     }
+    copy.refused(&mut on, "CALL await_lease('r')", "25006");
+    assert!(on.queue("r").is_empty());
     // a write that PostgreSQL refuses itself, before it comes to the fence
     on.exec(&format!("SET leasehold.token = '{token}'"));
     copy.refused(&mut on, "INSERT INTO fenced VALUES (1)", "25006");

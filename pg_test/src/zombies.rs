@@ -769,7 +769,7 @@ fn taker_that_is_cut_off_in_its_drain_is_in_nobodys_way() {
         let taker = db
             .session()
             .spawn("DO 'BEGIN LOOP EXIT WHEN acquire_lease(''r'') IS NOT NULL; END LOOP; END'");
-        wait_event(&db, taker.pid, "Extension");
+        wait_event(&db, taker.pid, "leasehold wait");
         let mut other = db.session();
         assert!(other.one::<bool>(&format!("SELECT {cut_off}({})", taker.pid)));
         let pid = taker.pid;

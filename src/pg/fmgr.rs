@@ -5,6 +5,7 @@
 //! frame with nothing left to drop, is the refusal raised with PostgreSQL's own functions.
 
 use std::ffi::{c_char, c_int};
+use std::rc::Rc;
 
 use pgrx::pg_sys;
 
@@ -57,6 +58,13 @@ impl Call {
             .map(|datum| unsafe { varlena_bytes(datum) }.to_vec())
     }
 
+    /// The same, shared.
+    pub fn shared_bytes(&self, index: usize) -> Option<Rc<[u8]>> {
+        // SAFETY: as above
+        self.argument(index)
+            .map(|datum| Rc::from(unsafe { varlena_bytes(datum) }))
+    }
+
     /// A bigint argument.
     pub fn i64(&self, index: usize) -> Option<i64> {
         self.argument(index).map(|datum| datum.value() as i64)
@@ -79,6 +87,26 @@ impl Call {
             unsafe { std::ffi::CStr::from_ptr(datum.cast_mut_ptr::<c_char>()) }
                 .to_bytes()
                 .to_vec()
+        })
+    }
+
+    /// A uuid argument.
+    pub fn uuid(&self, index: usize) -> Option<[u8; 16]> {
+        // SAFETY: the SQL declaration says that it is a uuid: sixteen bytes
+        self.argument(index)
+            .map(|datum| unsafe { *datum.cast_mut_ptr::<[u8; 16]>() })
+    }
+
+    /// A jsonb argument, as text.
+    pub fn json(&self, index: usize) -> Option<Vec<u8>> {
+        /// `jsonb_out` in `pg_proc`, the same in PostgreSQL 15 to 18.
+        const JSONB_OUT: Oid = 3804;
+        self.argument(index).map(|datum| {
+            // SAFETY: the SQL declaration says that it is jsonb; the result is a palloc'd C string
+            unsafe {
+                let text = pg_sys::OidOutputFunctionCall(pg_sys::Oid::from(JSONB_OUT), datum);
+                std::ffi::CStr::from_ptr(text).to_bytes().to_vec()
+            }
         })
     }
 
@@ -148,7 +176,13 @@ pub unsafe fn run(fcinfo: pg_sys::FunctionCallInfo, body: Body) -> pg_sys::Datum
     let outcome = unsafe {
         pg_sys::submodules::panic::pgrx_extern_c_guard(|| match body(&Call { fcinfo }) {
             Ok(value) => Outcome::Value(value),
-            Err(refusal) => Outcome::Refused(RawRefusal::of(&refusal)),
+            Err(refusal) => {
+                crate::stats::refused(refusal.sqlstate);
+                if let Some(write) = &refusal.about {
+                    write.record(refusal.sqlstate);
+                }
+                Outcome::Refused(RawRefusal::of(&refusal))
+            }
         })
     };
     let value = match outcome {

@@ -1,6 +1,6 @@
-//! Heavyweight locks: the fence lock of a resource, and the lock of the token sequence.
+//! Heavyweight locks: the fence lock of a resource, the lock of the token sequence, those of a role's quota and of a break.
 //!
-//! Both live in the advisory tag space under class numbers of our own, so they are seen in
+//! All live in the advisory tag space under class numbers of our own, so they are seen in
 //! `pg_locks` (`locktype` advisory, `objsubid` the class), are kept by prepared transactions over a
 //! restart, and cannot be taken by `pg_advisory_lock`, which uses the classes 1 and 2.
 
@@ -13,6 +13,10 @@ use super::sessions::{self, Holder};
 const FENCE_CLASS: u16 = 0x4C48;
 /// Class of the lock under which a block of tokens is reserved.
 const TOKENS_CLASS: u16 = 0x4C49;
+/// Class of the locks under which a role's leases are counted.
+const QUOTA_CLASS: u16 = 0x4C4A;
+/// Class of the locks of those who break the lease on a resource.
+const BREAK_CLASS: u16 = 0x4C4B;
 
 /// Locks go to the subtransaction that takes them, not to the portal that happens to run: a portal of an
 /// outer level that fails inside a savepoint takes its locks with it, and what was checked under them
@@ -87,21 +91,40 @@ pub fn readmit_fence(key: u64) {
 
 /// Waits for the right to reserve a block of tokens in this database.
 pub fn lock_tokens() {
-    let _owner = OfSubtransaction::begin();
-    // SAFETY: as `share_fence`
-    unsafe {
-        pg_sys::LockAcquire(
-            &tag(0, TOKENS_CLASS),
-            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
-            false,
-            false,
-        );
-    }
+    lock(0, TOKENS_CLASS);
 }
 
 /// Gives that right back.
 pub fn unlock_tokens() {
     release(0, TOKENS_CLASS);
+}
+
+/// Waits for others that break the lease on a resource; until the (sub)transaction ends.
+pub fn lock_break(key: u64) {
+    lock(key, BREAK_CLASS);
+}
+
+/// Waits for the right to count a role's leases, and add one.
+pub fn lock_quota(role: Oid) {
+    lock(role.into(), QUOTA_CLASS);
+}
+
+/// Gives that right back.
+pub fn unlock_quota(role: Oid) {
+    release(role.into(), QUOTA_CLASS);
+}
+
+fn lock(key: u64, class: u16) {
+    let _owner = OfSubtransaction::begin();
+    // SAFETY: as `share_fence`
+    unsafe {
+        pg_sys::LockAcquire(
+            &tag(key, class),
+            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
+            false,
+            false,
+        );
+    }
 }
 
 fn release(key: u64, class: u16) {

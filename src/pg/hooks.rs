@@ -60,6 +60,7 @@ unsafe extern "C-unwind" fn relation_changed(_arg: pg_sys::Datum, relation: pg_s
 
 unsafe extern "C-unwind" fn role_changed(_arg: pg_sys::Datum, _cache: i32, _hash: u32) {
     crate::acquire::role_changed();
+    crate::rights::rules_changed();
 }
 
 static mut NEXT_OBJECT_ACCESS: pg_sys::object_access_hook_type = None;
@@ -242,14 +243,19 @@ unsafe extern "C-unwind" fn at_subtransaction(
     }
 }
 
-/// Called for every resource owner and phase: no guard where there is nothing to do.
+/// Called for every resource owner and phase, those of queries that have ended included: no guard where there is
+/// nothing to do.
 unsafe extern "C-unwind" fn at_release(
     phase: pg_sys::ResourceReleasePhase::Type,
-    _is_commit: bool,
-    _is_top_level: bool,
+    is_commit: bool,
+    is_top_level: bool,
     _arg: *mut c_void,
 ) {
-    if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS && !xact::is_idle() {
+    let lets_locks_go = is_top_level || !is_commit;
+    if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS
+        && lets_locks_go
+        && !xact::is_idle()
+    {
         // SAFETY: this frame holds plain data only
         unsafe {
             guard_and_raise(|| {

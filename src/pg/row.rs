@@ -53,6 +53,13 @@ impl Fields {
         self.datum(column).map(|datum| datum.value() & 0xff != 0)
     }
 
+    /// A uuid column.
+    pub fn uuid(&self, column: usize) -> Option<[u8; 16]> {
+        // SAFETY: callers ask for columns that are a uuid, while the row is there
+        self.datum(column)
+            .map(|datum| unsafe { *datum.cast_mut_ptr::<[u8; 16]>() })
+    }
+
     /// A text column's bytes.
     pub fn bytes(&self, column: usize) -> Option<Vec<u8>> {
         // SAFETY: callers ask for columns that are text, while the row is there

@@ -96,7 +96,7 @@ pub fn register() {
 }
 
 /// One place for each process that can run a transaction.
-fn places() -> usize {
+pub(super) fn places() -> usize {
     // SAFETY: final before shared memory is requested
     usize::try_from(unsafe { pg_sys::MaxBackends }).unwrap_or(0) + 1
 }
@@ -169,7 +169,7 @@ fn locked<R>(index: usize, body: impl FnOnce(&mut Place) -> R) -> Option<R> {
 }
 
 /// The place of this backend: by the number that it has in virtual transaction ids.
-fn own_index() -> usize {
+pub(super) fn own_index() -> usize {
     // SAFETY: variables of this backend, set when it started
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let number = unsafe { pg_sys::MyBackendId };
@@ -356,10 +356,11 @@ impl Drain {
 
     /// Until something has ended, at most that many milliseconds. Raises where the taker is cancelled.
     pub fn wait(&self, ms: i64) {
-        const WAIT_EVENT_EXTENSION: u32 = 0x0700_0000;
-        // SAFETY: prepared by the constructor
+        let event = super::waiters::wait_event();
+        // SAFETY: prepared by the constructor; a snapshot of the catalogs that was left over would hold back vacuum
         unsafe {
-            pg_sys::ConditionVariableTimedSleep(drained(), ms.max(1), WAIT_EVENT_EXTENSION);
+            pg_sys::InvalidateCatalogSnapshotConditionally();
+            pg_sys::ConditionVariableTimedSleep(drained(), ms.max(1), event);
         }
     }
 }

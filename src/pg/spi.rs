@@ -30,6 +30,8 @@ pub enum Arg<'a> {
     Oid(Oid),
     /// timestamptz, microseconds since 2000
     Timestamp(i64),
+    /// uuid
+    Uuid([u8; 16]),
 }
 
 impl Arg<'_> {
@@ -41,6 +43,7 @@ impl Arg<'_> {
             Arg::Bool(_) => pg_sys::BOOLOID,
             Arg::Oid(_) => pg_sys::OIDOID,
             Arg::Timestamp(_) => pg_sys::TIMESTAMPTZOID,
+            Arg::Uuid(_) => pg_sys::UUIDOID,
         }
     }
 
@@ -52,6 +55,12 @@ impl Arg<'_> {
             Arg::I16(value) => value.into(),
             Arg::Bool(value) => value.into(),
             Arg::Oid(value) => value.into_pg().into(),
+            // SAFETY: palloc'd memory of the type's size
+            Arg::Uuid(bytes) => unsafe {
+                let copy = pg_sys::palloc(bytes.len()).cast::<[u8; 16]>();
+                copy.write(bytes);
+                copy.into()
+            },
         }
     }
 }

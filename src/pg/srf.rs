@@ -15,6 +15,8 @@ pub enum Field<'a> {
     I64(i64),
     /// integer
     I32(i32),
+    /// double precision
+    F64(f64),
     /// boolean
     Bool(bool),
     /// oid or one of the reg types
@@ -23,6 +25,8 @@ pub enum Field<'a> {
     Timestamp(i64),
     /// interval, microseconds
     Interval(i64),
+    /// jsonb, as a text that is valid
+    Json(&'a [u8]),
 }
 
 /// The result of a function declared RETURNS TABLE.
@@ -73,11 +77,29 @@ fn datum(field: &Field) -> pg_sys::Datum {
         Field::Text(bytes) => text_datum(bytes),
         Field::I64(value) | Field::Timestamp(value) => (*value).into(),
         Field::I32(value) => (*value).into(),
+        Field::F64(value) => pg_sys::Datum::from(value.to_bits()),
         Field::Bool(value) => (*value).into(),
         Field::Oid(value) => value.into_pg().into(),
         Field::Interval(us) => interval(*us),
+        Field::Json(text) => jsonb(text),
     }
 }
+
+fn jsonb(text: &[u8]) -> pg_sys::Datum {
+    let text = super::c_string(text);
+    // SAFETY: PostgreSQL's own input function of the type, with a C string that lives through the call
+    unsafe {
+        pg_sys::OidInputFunctionCall(
+            pg_sys::Oid::from(JSONB_IN),
+            text.as_ptr().cast_mut(),
+            pg_sys::InvalidOid,
+            -1,
+        )
+    }
+}
+
+/// `jsonb_in` in `pg_proc`, the same in PostgreSQL 15 to 18.
+const JSONB_IN: Oid = 3806;
 
 /// An interval of hours and less, never of days, so that it compares and prints as time.
 fn interval(us: i64) -> pg_sys::Datum {

@@ -1,0 +1,407 @@
+//! The flight recorder: a ring in shared memory of what has happened to leases, so that after an incident one query
+//! tells the story of a resource in order.
+//!
+//! What happens to the record of a resource is written under the lock of its entry, so the numbers of a resource's
+//! events are in the order in which things happened. The ring itself is `pg::ring`.
+
+use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
+
+use crate::errors::Answer;
+use crate::pg::fmgr::{Call, Value};
+use crate::pg::srf::{Field, Rows};
+use crate::pg::{self, Oid, ring};
+use crate::stats::{self, Count};
+use crate::table::{Bytes, Entry, Holding};
+use crate::{api, ledger, sql_function, table};
+
+sql_function!(
+    leasehold_all_events,
+    pg_finfo_leasehold_all_events,
+    all_events
+);
+
+/// What has happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    Granted,
+    Denied,
+    Shed,
+    Renewed,
+    Released,
+    Expired,
+    Broken,
+    Drained,
+    SessionEnded,
+    WriteRefused,
+}
+
+impl Kind {
+    /// As the view shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Granted => "granted",
+            Kind::Denied => "denied",
+            Kind::Shed => "shed",
+            Kind::Renewed => "renewed",
+            Kind::Released => "released",
+            Kind::Expired => "expired",
+            Kind::Broken => "broken",
+            Kind::Drained => "drained",
+            Kind::SessionEnded => "session_ended",
+            Kind::WriteRefused => "write_refused",
+        }
+    }
+}
+
+/// The numbers of an event. What is 0 is not known, or has no meaning for it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Facts {
+    /// Wall clock.
+    pub at: i64,
+    /// The token of the lease that it happened to.
+    pub token: i64,
+    /// The token that was presented.
+    pub presented: i64,
+    /// The database.
+    pub database: Oid,
+    /// Its ledger.
+    pub ledger: Oid,
+    /// The table that was to be written.
+    pub relation: Oid,
+    /// The role of the lease, or of who was refused.
+    pub role: Oid,
+    /// The backend that it happened in, or to.
+    pub pid: i32,
+    /// What.
+    pub kind: Kind,
+    /// How it was refused; zeros for nothing.
+    pub sqlstate: [u8; 5],
+}
+
+/// An event that is to be written down.
+#[derive(Clone, Copy)]
+pub struct Event<'a> {
+    facts: Facts,
+    /// It happened in this backend, whose application_name goes with it.
+    is_own: bool,
+    holder: &'a [u8],
+    resource: &'a [u8],
+}
+
+/// An event as it is kept.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Kept {
+    /// Its numbers.
+    pub facts: Facts,
+    /// The application_name of the backend; empty where it is not known.
+    pub application: Bytes<APPLICATION_BYTES_MAX>,
+    /// The label of the holder.
+    pub holder: Bytes<HOLDER_BYTES_MAX>,
+    /// What it is about.
+    pub resource: Bytes<RESOURCE_BYTES_MAX>,
+}
+
+/// A write that was refused, until the refusal is raised.
+#[derive(Debug)]
+pub struct RefusedWrite {
+    facts: Facts,
+    holder: Vec<u8>,
+    resource: Vec<u8>,
+}
+
+const NO_SQLSTATE: [u8; 5] = [0; 5];
+
+/// What PostgreSQL keeps of an application_name.
+const APPLICATION_BYTES_MAX: usize = 63;
+
+impl<'a> Event<'a> {
+    /// One that happens now, in this backend, to a resource.
+    pub fn now(kind: Kind, ledger: Oid, resource: &'a [u8]) -> Event<'a> {
+        Event {
+            facts: Facts {
+                at: pg::wall_clock(),
+                token: 0,
+                presented: 0,
+                database: pg::database(),
+                ledger,
+                relation: 0,
+                role: 0,
+                pid: pg::pid(),
+                kind,
+                sqlstate: NO_SQLSTATE,
+            },
+            is_own: true,
+            holder: &[],
+            resource,
+        }
+    }
+
+    /// It happened to the lease that this is about.
+    pub fn of(mut self, token: i64, holding: &'a Holding) -> Event<'a> {
+        self.facts.token = token;
+        self.facts.role = holding.role;
+        self.holder = holding.holder.as_slice();
+        self
+    }
+
+    /// It happened to one of this role, who wanted to be that holder.
+    pub fn to(mut self, role: Oid, holder: &'a [u8]) -> Event<'a> {
+        self.facts.role = role;
+        self.holder = holder;
+        self
+    }
+
+    /// What a session that holds a lease up is told.
+    fn told(mut self, pid: i32, sqlstate: &str) -> Event<'a> {
+        self.facts.pid = pid;
+        self.facts.sqlstate = code_of(sqlstate);
+        self.is_own = false;
+        self
+    }
+
+    /// It happened by itself, to a lease that some other session was granted.
+    fn by_itself(mut self, holding: &Holding) -> Event<'a> {
+        self.facts.pid = holding.pid;
+        self.is_own = false;
+        self
+    }
+
+    /// Writes it down. Neither raises nor allocates: a lock may be held.
+    pub fn record(&self) {
+        let write = |application: &[u8]| {
+            ring::write(|kept| {
+                kept.facts = self.facts;
+                kept.application.set(application);
+                kept.holder.set(self.holder);
+                kept.resource.set(self.resource);
+            });
+        };
+        if self.is_own {
+            pg::with_application_name(write);
+        } else {
+            write(&[]);
+        }
+    }
+}
+
+impl RefusedWrite {
+    /// By a check of a presented token against the entry of a resource, or without one.
+    pub fn of(ledger: Oid, resource: &[u8], presented: i64, entry: Option<&Entry>) -> RefusedWrite {
+        let mut facts = Event::now(Kind::WriteRefused, ledger, resource).facts;
+        facts.presented = presented;
+        facts.token = entry.map_or(0, |entry| entry.record.t_max);
+        facts.role = pg::current_user();
+        RefusedWrite {
+            facts,
+            holder: entry.map_or_else(Vec::new, |entry| entry.holding.holder.as_slice().to_vec()),
+            resource: resource.to_vec(),
+        }
+    }
+
+    /// Of that table.
+    pub fn set_relation(&mut self, relation: Oid) {
+        self.facts.relation = relation;
+    }
+
+    /// Writes it down, under the SQLSTATE that is raised.
+    pub fn record(&self, sqlstate: &str) {
+        let event = Event {
+            facts: Facts {
+                sqlstate: code_of(sqlstate),
+                ..self.facts
+            },
+            is_own: true,
+            holder: &self.holder,
+            resource: &self.resource,
+        };
+        event.record();
+    }
+}
+
+/// Writes down, and counts, that a lease ran out: it is about to be forgotten. The lock of its entry is held.
+pub fn ran_out(database: Oid, ledger: Oid, resource: &[u8], entry: &Entry) {
+    let holding = &entry.holding;
+    let mut event = Event::now(Kind::Expired, ledger, resource)
+        .of(entry.record.lease.token, holding)
+        .by_itself(holding);
+    event.facts.database = database;
+    event.record();
+    stats::count_in(database, Count::Expiries);
+    if let Some(held_us) = entry.held_us(entry.record.lease.deadline_us)
+        && database == pg::database()
+    {
+        stats::held(held_us);
+    }
+}
+
+/// Writes down, and counts, that a session was told to end, or its statement cancelled, because it held up the lease
+/// of a token.
+pub fn session_ended(event: &Event, pid: i32, sqlstate: &str) {
+    stats::count(Count::SessionsEnded);
+    event.told(pid, sqlstate).record();
+}
+
+/// Writes down, and counts, that a call was shed.
+pub fn shed(event: Event, sqlstate: &str) {
+    stats::count(Count::Sheds);
+    let facts = Facts {
+        sqlstate: code_of(sqlstate),
+        ..event.facts
+    };
+    Event { facts, ..event }.record();
+}
+
+fn code_of(sqlstate: &str) -> [u8; 5] {
+    sqlstate.as_bytes().try_into().unwrap_or(NO_SQLSTATE)
+}
+
+/// Pause between two denials that are noted.
+const DENIED_PAUSE_US: i64 = 1_000_000;
+
+/// Writes down that an acquire was answered NULL: of each resource (and those that share its number) one a second.
+/// `holder`: whom it would have been granted to.
+pub fn denied(
+    ledger: Oid,
+    resource: &[u8],
+    hash: u64,
+    holder: impl FnOnce() -> Bytes<HOLDER_BYTES_MAX>,
+) {
+    if ring::is_due(hash, DENIED_PAUSE_US, pg::clock::now_us()) {
+        let event = Event::now(Kind::Denied, ledger, resource);
+        event.to(pg::current_user(), holder().as_slice()).record();
+    }
+}
+
+/// The number of the last event.
+pub fn last() -> u64 {
+    ring::last()
+}
+
+/// The events after that number that are still there, with their numbers.
+pub fn after(number: u64) -> Vec<(u64, Kept)> {
+    ring::after(number)
+}
+
+/// Writes an event to the server log.
+pub fn log(number: u64, event: &Kept) {
+    let mut detail = format!(
+        "Event {number} of database {}, process {}",
+        event.facts.database, event.facts.pid
+    );
+    for (name, token) in [
+        ("token", event.facts.token),
+        ("presented", event.facts.presented),
+    ] {
+        if token != 0 {
+            detail.push_str(&format!(", {name} {token}"));
+        }
+    }
+    for (name, text) in [
+        ("holder", event.holder.as_slice()),
+        ("application", event.application.as_slice()),
+    ] {
+        if !text.is_empty() {
+            detail.push_str(&format!(", {name} \"{}\"", String::from_utf8_lossy(text)));
+        }
+    }
+    if event.facts.sqlstate != NO_SQLSTATE {
+        detail.push_str(", SQLSTATE ");
+        detail.push_str(&String::from_utf8_lossy(&event.facts.sqlstate));
+    }
+    if event.facts.relation != 0 {
+        detail.push_str(&format!(", relation {}", event.facts.relation));
+    }
+    detail.push('.');
+    let resource = String::from_utf8_lossy(event.resource.as_slice());
+    pg::log(
+        &format!(
+            "lease {}: \"{resource}\"",
+            event.facts.kind.name().replace('_', " ")
+        ),
+        &detail,
+    );
+}
+
+/// The worker of a database, in a transaction: sends the events that are due to those who listen on a channel. Who
+/// holds a lease is left out: anybody can listen.
+pub fn tell(database: Oid, channel: &[u8]) -> Answer<()> {
+    let Some(known) = table::known_database(database) else {
+        return Ok(());
+    };
+    let ledger = ledger::oid()?;
+    for (number, event) in ring::after(known.told_up_to) {
+        if number <= known.tell_up_to
+            && (event.facts.database, event.facts.ledger) == (database, ledger)
+        {
+            let resource = event.resource.as_slice();
+            ledger::tell(
+                ledger,
+                channel,
+                number,
+                event.facts.kind.name(),
+                resource,
+                event.facts.token,
+            )?;
+        }
+    }
+    table::database(database, |now| {
+        now.told_up_to = now.told_up_to.max(known.tell_up_to);
+    });
+    Ok(())
+}
+
+/// leasehold.all_events() RETURNS TABLE: what the view leasehold.events shows
+fn all_events(call: &Call) -> Answer<Value> {
+    api::check_preloaded()?;
+    let (database, ledger) = (pg::database(), ledger::oid()?);
+    let mut rows = Rows::start(call);
+    for (number, event) in ring::after(0) {
+        if (event.facts.database, event.facts.ledger) != (database, ledger) {
+            continue;
+        }
+        let optional_oid = |oid| {
+            if oid == 0 {
+                Field::Null
+            } else {
+                Field::Oid(oid)
+            }
+        };
+        let optional_i64 = |value| {
+            if value == 0 {
+                Field::Null
+            } else {
+                Field::I64(value)
+            }
+        };
+        let optional_text = |text: &'static str| Field::Text(text.as_bytes());
+        rows.push(&[
+            Field::I64(number as i64),
+            Field::Timestamp(event.facts.at),
+            optional_text(event.facts.kind.name()),
+            Field::Text(event.resource.as_slice()),
+            optional_i64(event.facts.token),
+            optional_i64(event.facts.presented),
+            some_text(event.holder.as_slice()),
+            match event.facts.sqlstate {
+                NO_SQLSTATE => Field::Null,
+                _ => Field::Text(&event.facts.sqlstate),
+            },
+            optional_oid(event.facts.relation),
+            optional_oid(event.facts.role),
+            Field::I32(event.facts.pid),
+            some_text(event.application.as_slice()),
+        ]);
+    }
+    Ok(Value::Void)
+}
+
+fn some_text(text: &[u8]) -> Field<'_> {
+    if text.is_empty() {
+        Field::Null
+    } else {
+        Field::Text(text)
+    }
+}
