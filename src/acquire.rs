@@ -159,7 +159,7 @@ fn attempt(request: &Request, waiting: &Waiting) -> Answer<Attempt> {
                 let holder = label(request, pg::pid());
                 let event = Event::now(Kind::Shed, resource.ledger, &resource.name);
                 let event = event.to(pg::current_user(), holder.as_slice());
-                events::shed(event, refusal.sqlstate);
+                events::shed(event, resource.hash, refusal.sqlstate);
                 return Err(refusal);
             }
             Some(Look::OwnWay) => return Ok(Attempt::Done(None)),

@@ -244,9 +244,12 @@ pub fn session_ended(event: &Event, pid: i32, sqlstate: &str) {
     event.told(pid, sqlstate).record();
 }
 
-/// Writes down, and counts, that a call was shed.
-pub fn shed(event: Event, sqlstate: &str) {
+/// Counts that a call was shed, and writes it down: of each resource one a second, as with denials.
+pub fn shed(event: Event, hash: u64, sqlstate: &str) {
     stats::count(Count::Sheds);
+    if !ring::is_due(hash.rotate_left(32), PAUSE_US, pg::clock::now_us()) {
+        return;
+    }
     let facts = Facts {
         sqlstate: code_of(sqlstate),
         ..event.facts
@@ -258,8 +261,8 @@ fn code_of(sqlstate: &str) -> [u8; 5] {
     sqlstate.as_bytes().try_into().unwrap_or(NO_SQLSTATE)
 }
 
-/// Pause between two denials that are noted.
-const DENIED_PAUSE_US: i64 = 1_000_000;
+/// Pause between two denials, and between two that are shed, that are noted: a storm must not wash the ring out.
+const PAUSE_US: i64 = 1_000_000;
 
 /// Writes down that an acquire was answered NULL: of each resource (and those that share its number) one a second.
 /// `holder`: whom it would have been granted to.
@@ -269,7 +272,7 @@ pub fn denied(
     hash: u64,
     holder: impl FnOnce() -> Bytes<HOLDER_BYTES_MAX>,
 ) {
-    if ring::is_due(hash, DENIED_PAUSE_US, pg::clock::now_us()) {
+    if ring::is_due(hash, PAUSE_US, pg::clock::now_us()) {
         let event = Event::now(Kind::Denied, ledger, resource);
         event.to(pg::current_user(), holder().as_slice()).record();
     }

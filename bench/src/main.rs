@@ -5,13 +5,17 @@
 //! the rounds, not the ratio of two medians, for the same reason. It prints numbers and whether
 //! they reach the target; it does not pass or fail.
 
+mod calls;
 mod cluster;
 mod contest;
+mod fairness;
 mod in_memory;
+mod isolation;
 mod leases;
 mod machine;
 mod memory;
 mod million;
+mod overload;
 mod pgbench;
 mod rates;
 mod recovery;
@@ -41,11 +45,12 @@ usage: leasehold-bench [--pg-config PATH] [--rounds N] [--seconds S] [--only NAM
                     (default: 100000 and 1000000)
   --cycles N        acquires with their releases of each competitor in part snapshot (default: 30000,
                     some two minutes in all)
-  --only NAME       acquire, held, renew, update, memory, memory-leases, recovery, million or snapshot;
-                    may be given several times";
+  --minute S        length of the long run in part overload (default: 60)
+  --only NAME       acquire, held, renew, update, memory, memory-leases, recovery, million, snapshot,
+                    fairness, isolation or overload; may be given several times";
 
 /// The groups of rows, in the order in which they run.
-const GROUPS: [&str; 9] = [
+const GROUPS: [&str; 12] = [
     "acquire",
     "held",
     "renew",
@@ -55,6 +60,9 @@ const GROUPS: [&str; 9] = [
     "recovery",
     "million",
     "snapshot",
+    "fairness",
+    "isolation",
+    "overload",
 ];
 
 /// What the command line asks for.
@@ -68,6 +76,8 @@ pub struct Options {
     rows: Vec<u32>,
     /// Cycles of each competitor under a snapshot.
     pub cycles: u32,
+    /// Seconds of the long run of overload.
+    pub minute: u32,
     only: Vec<String>,
 }
 
@@ -111,6 +121,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>> {
         seconds: 1,
         rows: Vec::new(),
         cycles: 30_000,
+        minute: 60,
         only: Vec::new(),
     };
     while let Some(arg) = args.next() {
@@ -121,6 +132,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>> {
             "--seconds" => options.seconds = at_least_one(&arg, &value()?)?,
             "--rows" => options.rows.push(at_least_one(&arg, &value()?)?),
             "--cycles" => options.cycles = at_least_one(&arg, &value()?)?,
+            "--minute" => options.minute = at_least_one(&arg, &value()?)?,
             "--only" => {
                 let name = value()?;
                 if !GROUPS.contains(&name.as_str()) {
@@ -202,6 +214,18 @@ fn run(options: &Options) -> Result<()> {
         snapshot::run(options, &mut report)?;
     }
 
+    if wanted("fairness") {
+        fairness::run(options, &mut report)?;
+    }
+
+    if wanted("isolation") {
+        isolation::run(options, &mut report)?;
+    }
+
+    if wanted("overload") {
+        overload::run(options, &mut report)?;
+    }
+
     println!("{machine}\n{report}");
     println!(
         "Medians of {} rounds of {} s, the competitors of a row in turn; in brackets the lowest and the highest.\n\
@@ -250,12 +274,15 @@ mod tests {
             "20",
             "--cycles",
             "30",
+            "--minute",
+            "5",
         ];
         let options = parsed(&args).unwrap().unwrap();
         assert_eq!(options.pg_config, PathBuf::from("/p"));
         assert_eq!((options.rounds, options.seconds), (7, 1));
         assert_eq!(options.only, ["held", "renew"]);
         assert_eq!((options.rows_or(1), options.cycles), (vec![10, 20], 30));
+        assert_eq!(options.minute, 5);
     }
 
     #[test]

@@ -217,9 +217,20 @@ impl Holds {
 
     /// How long one waits with so many ahead of him, when the running lease has been held for `elapsed_us` and
     /// ends in `left_us` at the latest. 0 where nothing is known.
+    ///
+    /// One that is held for longer than usual is expected to go on for as long as it is over. Those ahead count for an
+    /// eighth more than a hold: who is let in on the mean alone waits in vain half the time where it is close.
     pub fn expected_wait_us(&self, ahead: u32, elapsed_us: Micros, left_us: Micros) -> Micros {
-        let running_us = self.smoothed_us.saturating_sub(elapsed_us).max(0);
-        let before_us = self.smoothed_us.saturating_mul(i64::from(ahead));
+        if self.smoothed_us == 0 {
+            return 0;
+        }
+        let elapsed_us = elapsed_us.max(0);
+        let running_us = self.smoothed_us.saturating_sub(elapsed_us).saturating_abs();
+        let hold_us = self.smoothed_us.saturating_add(self.smoothed_us / MARGIN);
+        let before_us = hold_us.saturating_mul(i64::from(ahead));
         running_us.min(left_us.max(0)).saturating_add(before_us)
     }
 }
+
+/// One part in so many is added to what those ahead are expected to take.
+const MARGIN: Micros = 8;
