@@ -84,6 +84,11 @@ fn wait_out(
         let may = is_past_grace && !table::has_twin(resource.key());
         let policy = settings::zombie_policy();
         let mut is_anyone_left = false;
+        // now: whose session is ended may be gone, and its grant with it, before anything is told of it
+        let token = table::read(resource.key(), |entry| match entry.record.grant.token {
+            0 => entry.record.lease.token,
+            token => token,
+        });
         for holder in heavy::fence_holders(resource.hash) {
             match sessions::ask(holder, policy, may, now_us) {
                 Fate::Ending => {}
@@ -91,7 +96,7 @@ fn wait_out(
                 Fate::Asked => give_up_us = give_up_us.max(begun_us.saturating_add(ASKED_US)),
                 fate @ (Fate::Cancelled(_) | Fate::Ended(_)) => {
                     give_up_us = now_us.saturating_add(ASKED_US);
-                    report(resource, over_us, now_us, fate);
+                    report(resource, token.unwrap_or_default(), over_us, now_us, fate);
                 }
             }
         }
@@ -117,12 +122,7 @@ fn wait_out(
     }
 }
 
-fn report(resource: &Resource, over_us: i64, now_us: i64, fate: Fate) {
-    let token = table::read(resource.key(), |entry| match entry.record.grant.token {
-        0 => entry.record.lease.token,
-        token => token,
-    });
-    let token = token.unwrap_or_default();
+fn report(resource: &Resource, token: i64, over_us: i64, now_us: i64, fate: Fate) {
     let (what, pid, sqlstate) = match fate {
         Fate::Cancelled(pid) => (
             "cancelled the statement of process",

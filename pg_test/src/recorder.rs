@@ -401,13 +401,22 @@ fn shed_is_told() {
     let db = Db::with(&[("leasehold.max_waiters", "0")]);
     let alice = login(&db, "alice");
     let mut a = session_of(&db, &alice, "app a");
-    db.session().acquire("r");
+    let mut s = db.session();
+    s.acquire("r");
+    s.acquire("q");
     let mark = last(&db);
     a.err("SELECT acquire_lease('r', 'me', wait => '1s')")
         .is("LH005");
-    a.err("CALL await_lease('r', 'me')").is("LH005");
+    a.err("CALL await_lease('q', 'me')").is("LH005");
     let told = format!("shed holder=me LH005 {alice} {} app a", a.pid);
-    assert_eq!(story(&db, "r", mark), [told.clone(), told]);
+    assert_eq!(story(&db, "r", mark), [told.clone()]);
+    assert_eq!(story(&db, "q", mark), [told]);
+    // of a storm, one a second
+    for _ in 0..1000 {
+        a.err("SELECT acquire_lease('r', wait => '1s')").is("LH005");
+    }
+    let told = story(&db, "r", mark).len();
+    assert!(told < 500, "1000 refusals gave {told} events");
 }
 
 fn break_is_told() {
