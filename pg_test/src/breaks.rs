@@ -18,6 +18,7 @@ crate::tests![
     break_against_a_release,
     break_against_a_break,
     break_that_is_undone_leaves_the_other_one,
+    undone_break_is_nothing_after_a_restart,
     break_holds_no_taker_up,
     break_is_for_administrators,
     break_in_a_read_only_transaction,
@@ -395,6 +396,24 @@ fn break_that_is_undone_leaves_the_other_one() {
     drop(s);
     db.cluster.restart(Stop::Immediate);
     is_closed(&db, token, "LH004");
+}
+
+/// What it wrote to the row of the ledger stays there, and counts for nothing.
+fn undone_break_is_nothing_after_a_restart() {
+    let db = Db::of_waiters("1h");
+    let mut s = db.session();
+    let (whole, part) = (s.acquire("whole"), s.acquire("part"));
+    s.exec("BEGIN; SELECT break_lease('whole'); ROLLBACK");
+    s.exec("BEGIN; SAVEPOINT a; SELECT break_lease('part'); ROLLBACK TO a; COMMIT");
+    // a durable grant takes what was written before it to the disk
+    s.acquire("other");
+    drop(s);
+    db.cluster.restart(Stop::Immediate);
+    let mut s = db.session();
+    for (resource, token) in [("whole", whole), ("part", part)] {
+        assert!(s.check_fence(resource, token), "{resource}: broken");
+        assert_eq!(s.try_acquire(resource), None, "{resource}: granted again");
+    }
 }
 
 /// It writes the row of the ledger, and is open for as long as its session likes.

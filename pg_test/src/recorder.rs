@@ -409,7 +409,7 @@ fn shed_is_told() {
         .is("LH005");
     a.err("CALL await_lease('q', 'me')").is("LH005");
     let told = format!("shed holder=me LH005 {alice} {} app a", a.pid);
-    assert_eq!(story(&db, "r", mark), [told.clone()]);
+    assert_eq!(story(&db, "r", mark), std::slice::from_ref(&told));
     assert_eq!(story(&db, "q", mark), [told]);
     // of a storm, one a second
     for _ in 0..1000 {

@@ -5,7 +5,9 @@
 //!
 //! A holder may believe in its lease once the grant's commit was acknowledged, from the moment before it asked, for the
 //! TTL that it asked for: the server's own count starts later. A renewal carries the belief on for its TTL from the moment
-//! before it was asked for. The belief ends when its holder asks for the release, not when it hears of it.
+//! before it was asked for. The belief ends when its holder asks for the release, not when it hears of it, and when an
+//! administrator asks for a break that is committed. Where the first answer to a request was lost, the belief counts from
+//! when the request was made first: a retry does not restart the TTL.
 //!
 //! What may be lost, and when:
 //! - with a lossy promotion all leases of before, but no belief: nothing is granted for `max_ttl`;
@@ -20,9 +22,11 @@ use super::clock::Micros;
 use super::event::{Lease, Resource, name};
 use super::fold::LOST;
 use super::history::{
-    Blow, End, Fate, Grant, History, Record, Refusal, Release, Renewal, Row, State, Write,
+    Blow, Break, Broken, End, Fate, Grant, History, Record, Refusal, Release, Renewal, Row, State,
+    Write,
 };
 use super::work::Shape;
+use super::{queues, requests};
 
 /// What a history can break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,6 +55,24 @@ pub enum Rule {
     OutlivedPromotion,
     /// G7: the fence let a token pass whose lease had been released.
     PassedReleased,
+    /// A token was good for something after its lease had been broken.
+    BrokenTokenUsed,
+    /// A break has not found a lease that its holder could still believe in.
+    BreakMissed,
+    /// A retry did not get the lease that its request had been granted, and that its holder could still believe in.
+    RetryForgot,
+    /// A retry got a lease that was over.
+    RetryRevived,
+    /// A release that was asked for again was refused, though nothing newer was granted.
+    ReleaseForgotten,
+    /// A call took far longer than the wait that it brought.
+    WaitedTooLong,
+    /// A call gave up before the wait that it brought was over.
+    GaveUpEarly,
+    /// First come, first served: who came later was granted the resource, and who came before still waited.
+    OutOfTurn,
+    /// Who waited was not granted a resource that was free for a long time.
+    LeftWaiting,
     /// G4: a holder did not see an earlier holder's write.
     WriteUnseen,
     /// An acknowledged write is not there.
@@ -74,6 +96,13 @@ pub struct Fault {
     pub piece: Vec<Record>,
 }
 
+impl Fault {
+    pub fn new(rule: Rule, mut piece: Vec<Record>) -> Self {
+        piece.sort_by_key(Record::at);
+        Self { rule, piece }
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.rule)?;
@@ -88,7 +117,7 @@ pub fn faults(history: &History, end: &End) -> Vec<Fault> {
     let mut checker = Checker {
         history,
         end,
-        index: Index::of(history),
+        index: Index::of(history, end),
         faults: Vec::new(),
     };
     checker.tokens();
@@ -98,6 +127,11 @@ pub fn faults(history: &History, end: &End) -> Vec<Fault> {
     checker.stale_uses();
     checker.old_leases();
     checker.released_uses();
+    checker.broken_uses();
+    checker.missed_breaks();
+    checker.denials();
+    checker.faults.extend(requests::faults(&checker.index));
+    checker.faults.extend(queues::faults(&checker.index));
     checker.sights();
     checker.rows();
     checker.contents();
@@ -106,13 +140,25 @@ pub fn faults(history: &History, end: &End) -> Vec<Fault> {
     checker.faults
 }
 
-/// Grants over a lease that its holder had not released, by the committed grants of resources below `below`.
+/// Grants whose place in the order of their queue is judged.
+pub fn ordered(history: &History, end: &End) -> usize {
+    queues::ordered(&Index::of(history, end))
+}
+
+/// Grants over a lease that its holder had not released and nobody had broken, by the committed grants of resources below `below`.
 pub fn takeovers(history: &History, below: Resource) -> usize {
     let released = history
         .releases
         .iter()
         .filter(|release| release.fate != Fate::RolledBack);
-    let released: HashSet<i64> = released.map(|release| release.lease.token).collect();
+    let breaks = history.breaks.iter();
+    let broken = breaks
+        .filter(|one| one.fate != Fate::RolledBack)
+        .filter_map(Break::token);
+    let released: HashSet<i64> = released
+        .map(|release| release.lease.token)
+        .chain(broken)
+        .collect();
     let mut by_resource: HashMap<Resource, Vec<i64>> = HashMap::new();
     for grant in history
         .grants
@@ -159,18 +205,24 @@ pub fn survivals(history: &History, blows: &[Blow]) -> usize {
 }
 
 /// The history by what it is asked for.
-struct Index<'a> {
+pub struct Index<'a> {
+    pub history: &'a History,
+    pub end: &'a End,
     /// Grants of each resource, by when they were answered.
     grants: HashMap<Resource, Vec<&'a Grant>>,
-    by_token: HashMap<i64, &'a Grant>,
+    pub by_token: HashMap<i64, &'a Grant>,
     /// The first release of a lease that may have ended it.
-    released: HashMap<i64, &'a Release>,
+    pub released: HashMap<i64, &'a Release>,
+    /// The first break that may have ended a lease.
+    pub broken: HashMap<i64, &'a Break>,
+    /// Breaks of which nobody knows what they have ended, if anything: the resource, and from when to when.
+    unheard_breaks: Vec<(Resource, Micros, Micros)>,
     /// Renewals that count.
-    renewals: HashMap<i64, Vec<&'a Renewal>>,
+    pub renewals: HashMap<i64, Vec<&'a Renewal>>,
 }
 
 impl<'a> Index<'a> {
-    fn of(history: &'a History) -> Self {
+    fn of(history: &'a History, end: &'a End) -> Self {
         let mut grants: HashMap<Resource, Vec<&Grant>> = HashMap::new();
         for grant in &history.grants {
             grants.entry(grant.lease.resource).or_default().push(grant);
@@ -187,6 +239,32 @@ impl<'a> Index<'a> {
             let first = released.entry(release.lease.token).or_insert(release);
             if release.from < first.from {
                 *first = release;
+            }
+        }
+        let mut broken: HashMap<i64, &Break> = HashMap::new();
+        let mut unheard_breaks = Vec::new();
+        for one in history
+            .breaks
+            .iter()
+            .filter(|one| one.fate != Fate::RolledBack)
+        {
+            match one.said {
+                Broken::Token(token) => {
+                    let first = broken.entry(token).or_insert(one);
+                    if one.from < first.from {
+                        *first = one;
+                    }
+                }
+                Broken::Nothing => {}
+                // its backend may go on as long as the server does
+                Broken::Unheard => {
+                    let blows = end.blows.iter().map(Blow::span);
+                    let gone = blows
+                        .filter(|(from, _)| one.asked <= *from)
+                        .map(|(_, until)| until);
+                    let until = gone.min().unwrap_or(Micros::MAX);
+                    unheard_breaks.push((one.resource, one.asked, until));
+                }
             }
         }
         let mut renewals: HashMap<i64, Vec<&Renewal>> = HashMap::new();
@@ -206,21 +284,33 @@ impl<'a> Index<'a> {
             .map(|grant| (grant.lease.token, grant))
             .collect();
         Self {
+            history,
+            end,
             grants,
             by_token,
             released,
+            broken,
+            unheard_breaks,
             renewals,
         }
     }
 
-    fn of_resource(&self, resource: Resource) -> &[&'a Grant] {
+    pub fn of_resource(&self, resource: Resource) -> &[&'a Grant] {
         self.grants.get(&resource).map_or(&[], Vec::as_slice)
     }
 
     /// What lets the holder of a grant believe at `now` that its lease is not over; nothing where it may not.
-    fn belief(&self, grant: &Grant, now: Micros) -> Option<Vec<Record>> {
+    pub fn belief(&self, grant: &Grant, now: Micros) -> Option<Vec<Record>> {
         let released = self.released.get(&grant.lease.token);
-        if grant.fate != Fate::Committed || released.is_some_and(|release| release.from <= now) {
+        if released.is_some_and(|release| release.from <= now) {
+            return None;
+        }
+        self.belief_or_release(grant, now)
+    }
+
+    /// The same where it need not be that it was not released.
+    pub fn belief_or_release(&self, grant: &Grant, now: Micros) -> Option<Vec<Record>> {
+        if grant.fate != Fate::Committed || self.may_be_broken(grant, now) {
             return None;
         }
         if grant.asked + grant.ttl > now {
@@ -230,6 +320,15 @@ impl<'a> Index<'a> {
         let mut on = renewals.filter(|r| r.asked <= now && r.asked + r.ttl > now);
         on.next()
             .map(|renewal| vec![Record::Grant(*grant), Record::Renewal(**renewal)])
+    }
+
+    fn may_be_broken(&self, grant: &Grant, now: Micros) -> bool {
+        let broken = self.broken.get(&grant.lease.token);
+        let mut unheard = self.unheard_breaks.iter();
+        broken.is_some_and(|broken| broken.from <= now)
+            || unheard.any(|(resource, from, until)| {
+                *resource == grant.lease.resource && *from <= now && grant.asked <= *until
+            })
     }
 
     /// The latest moment at which the holder may believe in its lease.
@@ -242,7 +341,7 @@ impl<'a> Index<'a> {
 
     /// A grant that has closed the token of `lease` by `from`, and kept it closed until `until`. T_max of a grant that was
     /// rolled back may be forgotten once its transaction has ended, so that one counts only while it was open for sure.
-    fn newer(&self, lease: Lease, from: Micros, until: Micros) -> Option<&'a Grant> {
+    pub fn newer(&self, lease: Lease, from: Micros, until: Micros) -> Option<&'a Grant> {
         let grants = self.of_resource(lease.resource);
         let before = grants.partition_point(|grant| grant.answered < from);
         let closes = |grant: &&&Grant| {
@@ -250,6 +349,29 @@ impl<'a> Index<'a> {
                 && (grant.fate == Fate::Committed || until < grant.open_until)
         };
         grants[..before].iter().rev().find(closes).copied()
+    }
+
+    /// Why a lease has to be good at `now`: its holder may believe in it, and nothing has happened with which it may be
+    /// lost.
+    pub fn good(&self, lease: Lease, now: Micros) -> Option<Vec<Record>> {
+        let grant = self.by_token.get(&lease.token)?;
+        self.belief(grant, now)
+            .filter(|_| !self.may_be_lost(grant, now))
+    }
+
+    /// Whether something has happened by `now` with which a lease may be lost.
+    pub fn may_be_lost(&self, grant: &Grant, now: Micros) -> bool {
+        self.end.blows.iter().any(|blow| {
+            let (from, until) = blow.span();
+            grant.asked <= until
+                && from <= now
+                && (blow.is_lossy() || !grant.durable || blow.may_lose(grant.committed))
+        })
+    }
+
+    pub fn struck(&self, from: Micros, until: Micros) -> bool {
+        let mut blows = self.end.blows.iter().map(Blow::span);
+        blows.any(|span| span.0 <= until && from <= span.1)
     }
 }
 
@@ -261,9 +383,8 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn add(&mut self, rule: Rule, mut piece: Vec<Record>) {
-        piece.sort_by_key(Record::at);
-        self.faults.push(Fault { rule, piece });
+    fn add(&mut self, rule: Rule, piece: Vec<Record>) {
+        self.faults.push(Fault::new(rule, piece));
     }
 
     /// Whatever became of its transaction, an answered token counts.
@@ -352,7 +473,7 @@ impl Checker<'_> {
             .iter()
             .filter(|renewal| !renewal.renewed)
         {
-            if let Some(mut piece) = self.good(renewal.lease, renewal.answered) {
+            if let Some(mut piece) = self.index.good(renewal.lease, renewal.answered) {
                 piece.push(Record::Renewal(*renewal));
                 self.add(Rule::LostEarly, piece);
             }
@@ -361,7 +482,7 @@ impl Checker<'_> {
             let rule = match refusal.sqlstate.as_str() {
                 "LH001" | "LH002" | "LH004" => Rule::LostEarly,
                 "57014" => Rule::EndedEarly,
-                LOST if !self.struck(refusal.asked, refusal.answered) => Rule::EndedEarly,
+                LOST if !self.index.struck(refusal.asked, refusal.answered) => Rule::EndedEarly,
                 _ => continue,
             };
             if let Some(mut piece) = self.all_good(refusal) {
@@ -378,31 +499,11 @@ impl Checker<'_> {
         leases.dedup();
         let pieces: Option<Vec<_>> = leases
             .iter()
-            .map(|lease| self.good(*lease, refusal.answered))
+            .map(|lease| self.index.good(*lease, refusal.answered))
             .collect();
         pieces
             .map(|pieces| pieces.concat())
             .filter(|piece| !piece.is_empty())
-    }
-
-    /// Why a lease has to be good at `now`: its holder may believe in it, and nothing has happened with which it may be
-    /// lost.
-    fn good(&self, lease: Lease, now: Micros) -> Option<Vec<Record>> {
-        let grant = self.index.by_token.get(&lease.token)?;
-        let lost = self.end.blows.iter().any(|blow| {
-            let (from, until) = blow.span();
-            grant.asked <= until
-                && from <= now
-                && (blow.is_lossy() || !grant.durable || blow.may_lose(grant.committed))
-        });
-        self.index.belief(grant, now).filter(|_| !lost)
-    }
-
-    fn struck(&self, from: Micros, until: Micros) -> bool {
-        self.end
-            .blows
-            .iter()
-            .any(|blow| blow.span().0 <= until && from <= blow.span().1)
     }
 
     /// Whether a write of unknown fate has committed is told by its row.
@@ -465,7 +566,7 @@ impl Checker<'_> {
             let Some(grant) = self.index.by_token.get(&lease.token) else {
                 continue;
             };
-            let outlived = |blow: &&&Blow| grant.asked < blow.span().0 && blow.start() < asked;
+            let outlived = |blow: &&&Blow| grant.answered < blow.start() && blow.start() < asked;
             if let Some(blow) = lossy.iter().find(outlived) {
                 let piece = vec![Record::Grant(**grant), Record::Blow(**blow), record];
                 self.add(Rule::OutlivedPromotion, piece);
@@ -478,11 +579,115 @@ impl Checker<'_> {
         for write in &self.history.writes {
             let release = self.index.released.get(&write.lease.token);
             let known = release.filter(|r| r.fate == Fate::Committed && r.answered < write.asked);
-            if let Some(release) = known.filter(|r| !self.struck(r.from, write.passed)) {
+            if let Some(release) = known.filter(|r| !self.index.struck(r.from, write.passed)) {
                 let piece = vec![Record::Release(**release), Record::Write(*write)];
                 self.add(Rule::PassedReleased, piece);
             }
         }
+    }
+
+    /// A transaction that the fence let in before the break may go on, and holds up the next grant. A break may go with a
+    /// promotion, as what is written.
+    fn broken_uses(&mut self) {
+        let breaks = self.history.breaks.iter();
+        let known = breaks.filter(|one| one.fate == Fate::Committed);
+        let known = known.filter(|one| !self.end.blows.iter().any(|b| b.may_lose(one.answered)));
+        let known: HashMap<i64, &Break> =
+            known.filter_map(|one| Some((one.token()?, one))).collect();
+        let writes = self.history.writes.iter();
+        let writes = writes.map(|write| (write.lease, write.began, Record::Write(*write)));
+        let renewals = self
+            .history
+            .renewals
+            .iter()
+            .filter(|renewal| renewal.renewed);
+        let renewals = renewals.map(|r| (r.lease, r.asked, Record::Renewal(*r)));
+        // one that was released before it was broken may be released again
+        let unreleased = |release: &&Release| {
+            let first = self.index.released.get(&release.lease.token);
+            let broken = self.index.broken.get(&release.lease.token);
+            first
+                .zip(broken)
+                .is_none_or(|(first, broken)| broken.answered < first.asked)
+        };
+        let releases = self.history.releases.iter().filter(unreleased);
+        let releases = releases.filter(|release| release.answered != Micros::MAX);
+        let releases = releases.map(|r| (r.lease, r.asked, Record::Release(*r)));
+        let used = writes.chain(renewals).chain(releases);
+        let faults: Vec<Vec<Record>> = used
+            .filter_map(|(lease, asked, record)| {
+                let broken = known.get(&lease.token)?;
+                (broken.answered < asked).then(|| vec![Record::Break(**broken), record])
+            })
+            .collect();
+        for piece in faults {
+            self.add(Rule::BrokenTokenUsed, piece);
+        }
+    }
+
+    fn missed_breaks(&mut self) {
+        for one in &self.history.breaks {
+            if one.said == Broken::Unheard {
+                continue;
+            }
+            let grants = self.index.of_resource(one.resource);
+            let before = grants.partition_point(|grant| grant.answered < one.asked);
+            let missed = grants[..before].iter().find_map(|grant| {
+                let is_other = one.token() != Some(grant.lease.token);
+                // by the time that it said so
+                let said = one.said_at;
+                (is_other && grant.committed < one.asked)
+                    .then(|| self.index.good(grant.lease, said))
+                    .flatten()
+            });
+            if let Some(mut piece) = missed {
+                piece.push(Record::Break(*one));
+                self.add(Rule::BreakMissed, piece);
+            }
+        }
+    }
+
+    fn denials(&mut self) {
+        for denial in &self.history.denials {
+            let Some(grant) = self.index.by_token.get(&denial.lease.token) else {
+                continue;
+            };
+            if let Some(mut piece) = self.index.good(denial.lease, denial.answered) {
+                piece.push(Record::Denial(*denial));
+                self.add(Rule::LostEarly, piece);
+                continue;
+            }
+            let release = self.index.released.get(&denial.lease.token);
+            let (Some(release), Some(mut piece)) = (
+                release.filter(|release| release.from <= denial.answered),
+                self.index.belief_or_release(grant, denial.answered),
+            ) else {
+                continue;
+            };
+            // one in memory is forgotten where its place is needed
+            if grant.durable
+                && !self.index.may_be_lost(grant, denial.answered)
+                && !self.may_be_superseded(grant, denial.answered)
+            {
+                piece.extend([Record::Release(**release), Record::Denial(*denial)]);
+                self.add(Rule::ReleaseForgotten, piece);
+            }
+        }
+    }
+
+    /// Whether a newer token may have been granted by `now`, heard of or not.
+    fn may_be_superseded(&self, grant: &Grant, now: Micros) -> bool {
+        let resource = grant.lease.resource;
+        let grants = self.index.of_resource(resource);
+        let newer = |other: &&Grant| other.lease.token > grant.lease.token && other.asked <= now;
+        let mut attempts = self.history.attempts.iter();
+        grants.iter().any(newer)
+            || attempts.any(|attempt| {
+                attempt.resource == resource
+                    && attempt.is_in_doubt()
+                    && attempt.asked <= now
+                    && grant.asked <= queues::in_doubt_until(attempt)
+            })
     }
 
     /// What a transaction has seen that was then rolled back binds nobody.

@@ -3,7 +3,8 @@
 //! It acquires, writes, stalls, renews and releases, and goes on at times under leases that it has lost, released or
 //! rolled back: that is the worker that fencing tokens exist for. It stalls for longer than a lease lasts, inside and
 //! outside of transactions. When its connection breaks it comes back, to whichever server is told to it by then, and
-//! goes on with what it believes to hold.
+//! goes on with what it believes to hold. It waits for leases, some time or none, asks again where it has lost an answer,
+//! or has not waited for it, and breaks the leases of others now and then.
 //!
 //! Everything that it decides follows from the seed; what the server answers and when does not. It judges nothing: what
 //! it asked and heard goes to its standard output, a line at a time. From its standard input it learns where the server
@@ -12,6 +13,7 @@
 use std::io::{BufRead, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -20,7 +22,7 @@ use postgres::Config;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::clock::{self, Micros, millis};
-use super::event::{Event, Lease, Op, Resource, Stamped, name};
+use super::event::{ABANDONED, Acquire, Event, Lease, Op, Resource, Stamped, name};
 use super::rng::Rng;
 use super::work::{CONTENDED, FLEETING, Shape, Way, count};
 use crate::session::{DbErr, LIMIT, Session};
@@ -35,9 +37,14 @@ pub const LONG_TTL_MS: (u64, u64) = (500, 950);
 const STALL_MS: u64 = 700;
 /// How often of a hundred times a client does not wait for a commit.
 const LAZY: u64 = 30;
+/// How long one waits for a lease: too short for most, long enough for most, and longer than it may take while nothing
+/// is done to the server.
+const WAITS_MS: [(u64, u64); 3] = [(5, 60), (100, 700), (2500, 3500)];
+/// How long one waits at most for an answer that it goes away without.
+const PATIENCE_MS: u64 = 40;
 /// Pause of a client that got nothing or cannot connect.
 const PAUSE: Duration = Duration::from_millis(8);
-/// So many writes of a client have ids of its own.
+/// So many writes of a client, and requests, have ids of its own.
 const IDS: i64 = 1_000_000;
 
 /// Runs as a client: `--chaos-client NUMBER SEED DATABASE PARENT`.
@@ -63,6 +70,11 @@ pub fn main(args: &[String]) -> ExitCode {
         memory: false,
         leases: Vec::new(),
         writes: 0,
+        in_block: false,
+        requests: 0,
+        last: None,
+        unheard: Vec::new(),
+        unheard_releases: Vec::new(),
     }
     .run();
     ExitCode::SUCCESS
@@ -104,9 +116,17 @@ struct Client {
     session: Option<Session>,
     /// Whether the session acquires leases that are not durable.
     memory: bool,
-    /// What the client goes on writing under, rightly or not: two at most, of different resources.
+    /// What the client goes on writing under, rightly or not: two mostly, of different resources.
     leases: Vec<Lease>,
     writes: i64,
+    /// A block was begun, and its end is not known of.
+    in_block: bool,
+    requests: i64,
+    /// The last request that was granted.
+    last: Option<Acquire>,
+    /// Requests, and releases, whose answer was lost.
+    unheard: Vec<Acquire>,
+    unheard_releases: Vec<Lease>,
 }
 
 impl Client {
@@ -118,6 +138,10 @@ impl Client {
             }
             if let Err(Trouble::Lost) = self.step() {
                 self.session = None;
+            }
+            // a statement in the middle of it was refused
+            if self.in_block {
+                self.abandon();
             }
         }
     }
@@ -151,6 +175,15 @@ impl Client {
     }
 
     fn step(&mut self) -> Tried<()> {
+        if self.rng.chance(2) {
+            return self.break_one();
+        }
+        if !self.unheard.is_empty() && self.rng.chance(70) {
+            return self.retry();
+        }
+        if !self.unheard_releases.is_empty() && self.rng.chance(70) {
+            return self.retry_release();
+        }
         match self.leases.len() {
             0 => self.get(),
             1 if self.rng.chance(10) => self.get(),
@@ -164,33 +197,91 @@ impl Client {
     fn get(&mut self) -> Tried<()> {
         if self.rng.chance(15) {
             let resource = CONTENDED + self.rng.below(FLEETING as u64) as usize;
-            return self
-                .lazily(|client| client.acquire(resource, millis(1)))
-                .map(|_| ());
+            let wanted = self.wanted(resource, millis(1));
+            return self.lazily(|client| client.acquire(wanted)).map(|_| ());
+        }
+        // its lease is over most likely: then it is another one
+        if let Some(last) = self.last.filter(|_| self.rng.chance(4)) {
+            return self.take(last);
         }
         let resource = self.rng.below(CONTENDED as u64) as usize;
         let ttl = self.ttl();
         if self.rng.chance(30) {
             return self.acquire_in_block(resource, ttl);
         }
-        if let Some(lease) = self.lazily(|client| client.acquire(resource, ttl))? {
+        let mut wanted = self.wanted(resource, ttl);
+        wanted.wait = self.wait();
+        match self.rng.below(100) {
+            0..35 => wanted.request = Some(self.new_request()),
+            35..55 => wanted.called = true,
+            _ => {}
+        }
+        self.take(wanted)
+    }
+
+    /// Acquires, and looks at what the holders before have done.
+    fn take(&mut self, wanted: Acquire) -> Tried<()> {
+        if let Some(lease) = self.lazily(|client| client.acquire(wanted))? {
             self.keep(lease);
             self.ask(Op::See { lease })?;
+            // as if it had not heard the answer
+            if wanted.request.is_some() && self.rng.chance(30) {
+                let again = self.acquire(wanted)?;
+                again.into_iter().for_each(|lease| self.keep(lease));
+            }
         } else {
             thread::sleep(PAUSE);
         }
         Ok(())
     }
 
+    /// Asks again where the answer was lost.
+    fn retry(&mut self) -> Tried<()> {
+        let place = self.rng.below(self.unheard.len() as u64) as usize;
+        let wanted = Acquire {
+            wait: self.wait(),
+            ..self.unheard.swap_remove(place)
+        };
+        self.take(wanted)
+    }
+
+    fn retry_release(&mut self) -> Tried<()> {
+        let place = self.rng.below(self.unheard_releases.len() as u64) as usize;
+        let lease = self.unheard_releases.swap_remove(place);
+        self.lazily(|client| client.release(lease))
+    }
+
+    /// As an administrator, who may think better of it.
+    fn break_one(&mut self) -> Tried<()> {
+        let resource = self.rng.below(CONTENDED as u64) as usize;
+        let op = Op::Break { resource };
+        if self.rng.chance(30) {
+            return self.lazily(|client| client.ask(op)).map(|_| ());
+        }
+        self.ask(Op::Begin)?;
+        if self.rng.chance(LAZY) {
+            self.quietly("SET LOCAL synchronous_commit = off")?;
+        }
+        self.ask(op)?;
+        if self.rng.chance(15) {
+            self.stall_in_block()?;
+        }
+        let commit = self.rng.chance(75);
+        self.ask(if commit { Op::Commit } else { Op::Rollback })?;
+        Ok(())
+    }
+
     fn use_lease(&mut self, lease: Lease) -> Tried<()> {
         match self.rng.below(100) {
-            0..58 => self.write_in_block(lease),
-            58..68 => self.lazily(|client| client.renew(lease)),
-            68..81 => {
+            0..55 => self.write_in_block(lease),
+            55..65 => self.lazily(|client| client.renew(lease)),
+            65..78 => {
                 self.stall();
                 Ok(())
             }
-            81..94 => self.lazily(|client| client.release(lease)),
+            78..90 => self.lazily(|client| client.release(lease)),
+            // the same later, whether the lease lives or not
+            90..95 => self.last.map_or(Ok(()), |last| self.take(last)),
             // forgets it without a release, as a client that crashed
             _ => {
                 self.forget(lease);
@@ -240,25 +331,75 @@ impl Client {
         self.quietly(&format!("SELECT pg_sleep({ms} / 1000.0)"))
     }
 
-    fn acquire(&mut self, resource: Resource, ttl: Micros) -> Tried<Option<Lease>> {
-        let durable = !self.memory;
-        let answer = self.ask(Op::Acquire {
+    fn wait(&mut self) -> Micros {
+        let kind = match self.rng.below(100) {
+            0..40 => return 0,
+            40..65 => 0,
+            65..92 => 1,
+            _ => 2,
+        };
+        let (low, high) = WAITS_MS[kind];
+        millis(self.rng.between(low, high))
+    }
+
+    fn wanted(&self, resource: Resource, ttl: Micros) -> Acquire {
+        Acquire {
             resource,
             ttl,
-            durable,
-        });
-        match answer {
-            // a full table is an answer as good as NULL
-            Err(Trouble::Refused) => Ok(None),
-            other => Ok(other?.first().map(|token| Lease {
-                resource,
-                token: *token,
-            })),
+            durable: !self.memory,
+            wait: 0,
+            request: None,
+            called: false,
         }
+    }
+
+    fn new_request(&mut self) -> i64 {
+        self.requests += 1;
+        self.own_id(self.requests)
+    }
+
+    /// Of a number of this client's, one that no other client has.
+    fn own_id(&self, number: i64) -> i64 {
+        IDS * i64::try_from(self.number).expect("clients are few") + number
+    }
+
+    fn acquire(&mut self, wanted: Acquire) -> Tried<Option<Lease>> {
+        let wanted = Acquire {
+            durable: !self.memory,
+            ..wanted
+        };
+        let op = Op::Acquire(wanted);
+        let answer = if wanted.request.is_some() && !self.in_block {
+            self.ask_impatiently(op, 20)
+        } else {
+            self.ask(op)
+        };
+        if let (Some(_), Err(Trouble::Lost)) = (wanted.request, &answer) {
+            self.unheard.push(wanted);
+        }
+        let token = match answer {
+            // a full table, or a queue, is an answer as good as NULL
+            Err(Trouble::Refused) => None,
+            other => other?.first().copied(),
+        };
+        match (wanted.request, token) {
+            (Some(_), Some(_)) => self.last = Some(wanted),
+            (Some(_), None) if self.rng.chance(30) => self.unheard.push(wanted),
+            _ => {}
+        }
+        let resource = wanted.resource;
+        Ok(token.map(|token| Lease { resource, token }))
     }
 
     /// Acquires in a block, in a savepoint or not, writes or not, and commits or not.
     fn acquire_in_block(&mut self, resource: Resource, ttl: Micros) -> Tried<()> {
+        let mut wanted = self.wanted(resource, ttl);
+        if self.rng.chance(40) {
+            wanted.wait = self.wait();
+        }
+        if self.rng.chance(40) {
+            wanted.request = Some(self.new_request());
+        }
         self.ask(Op::Begin)?;
         // what is written beside a lease in memory would not be durable
         if !self.memory && self.rng.chance(LAZY) {
@@ -268,13 +409,14 @@ impl Client {
         if nested {
             self.ask(Op::Savepoint)?;
         }
-        let Some(lease) = self.acquire(resource, ttl)? else {
+        let Some(lease) = self.acquire(wanted)? else {
             self.ask(Op::Rollback)?;
             thread::sleep(PAUSE);
             return Ok(());
         };
         let mut done = self.work_under_own(lease).is_ok();
         if self.session.is_none() {
+            self.unheard.extend(wanted.request.map(|_| wanted));
             return Err(Trouble::Lost);
         }
         if nested && done {
@@ -291,8 +433,15 @@ impl Client {
         if commit || self.rng.chance(30) {
             self.keep(lease);
         }
-        self.ask(if commit { Op::Commit } else { Op::Rollback })?;
-        Ok(())
+        let end = if commit { Op::Commit } else { Op::Rollback };
+        let ended = match wanted.request {
+            Some(_) => self.ask_impatiently(end, 25),
+            None => self.ask(end),
+        };
+        if ended.is_err() || self.rng.chance(15) {
+            self.unheard.extend(wanted.request.map(|_| wanted));
+        }
+        ended.map(|_| ())
     }
 
     fn work_under_own(&mut self, lease: Lease) -> Tried<()> {
@@ -325,7 +474,11 @@ impl Client {
         }
         let released = self.rng.chance(8) && !self.ask(Op::Release { lease })?.contains(&0);
         let commit = self.rng.chance(85);
-        self.ask(if commit { Op::Commit } else { Op::Rollback })?;
+        let ended = self.ask(if commit { Op::Commit } else { Op::Rollback });
+        if released && ended.is_err() {
+            self.unheard_releases.push(lease);
+        }
+        ended?;
         if released && commit {
             self.forget_mostly(lease);
         }
@@ -374,7 +527,7 @@ impl Client {
             self.stall_in_block()?;
         }
         self.writes += 1;
-        let id = IDS * i64::try_from(self.number).expect("clients are few") + self.writes;
+        let id = self.own_id(self.writes);
         let op = Op::Write {
             id,
             leases: leases.to_vec(),
@@ -404,7 +557,11 @@ impl Client {
     }
 
     fn release(&mut self, lease: Lease) -> Tried<()> {
-        self.ask(Op::Release { lease })?;
+        let released = self.ask_impatiently(Op::Release { lease }, 15);
+        if released.is_err() || self.rng.chance(10) {
+            self.unheard_releases.push(lease);
+        }
+        released?;
         // at times the client goes on as if it had not asked for it
         self.forget_mostly(lease);
         Ok(())
@@ -418,8 +575,10 @@ impl Client {
         }
         self.quietly("SET synchronous_commit = off")?;
         let done = work(self);
-        if self.session.is_some() {
-            self.quietly("RESET synchronous_commit")?;
+        let stays = self.session.is_some() && self.quietly("RESET synchronous_commit").is_err();
+        // where that was cancelled, later writes might be lost
+        if stays && self.session.is_some() {
+            self.abandon();
         }
         done
     }
@@ -432,12 +591,38 @@ impl Client {
 
     fn ask(&mut self, op: Op) -> Tried<Vec<i64>> {
         let sql = sql_of(&op, self.number);
-        self.perform(op, |session| {
-            let answer = session.try_text(&sql)?;
-            // void is an empty text
-            let told = answer.as_deref().filter(|text| !text.is_empty());
-            Ok(told.map(number).into_iter().collect())
-        })
+        self.perform(op, |session| ask(session, &sql))
+    }
+
+    /// In `percent` of 100 cases it goes away before the answer has come, if that takes a while. Nobody has told the
+    /// server: what was asked for goes on, and ends as it may.
+    fn ask_impatiently(&mut self, op: Op, percent: u64) -> Tried<Vec<i64>> {
+        if !self.rng.chance(percent) {
+            return self.ask(op);
+        }
+        let patience = match self.rng.chance(50) {
+            true => 0,
+            false => self.rng.below(PATIENCE_MS),
+        };
+        let sql = sql_of(&op, self.number);
+        let mut session = self.session.take().ok_or(Trouble::Lost)?;
+        tell(Event::Asked(op.clone()));
+        let (sender, answer) = channel();
+        thread::spawn(move || {
+            let told = ask(&mut session, &sql);
+            // with the session, or that ends here
+            let _ = sender.send((session, told));
+        });
+        match answer.recv_timeout(Duration::from_millis(patience)) {
+            Ok((session, told)) => {
+                self.session = Some(session);
+                self.heard(&op, told)
+            }
+            Err(_) => {
+                self.abandon();
+                Err(Trouble::Lost)
+            }
+        }
     }
 
     fn perform(
@@ -445,15 +630,34 @@ impl Client {
         op: Op,
         run: impl FnOnce(&mut Session) -> Result<Vec<i64>, DbErr>,
     ) -> Tried<Vec<i64>> {
+        let in_block = self.in_block || op == Op::Begin;
         let session = self.session()?;
-        tell(Event::Asked(op));
-        match run(session) {
+        tell(Event::Asked(op.clone()));
+        let told = run(session);
+        self.in_block = in_block;
+        self.heard(&op, told)
+    }
+
+    fn heard(&mut self, op: &Op, told: Result<Vec<i64>, DbErr>) -> Tried<Vec<i64>> {
+        if *op == Op::Commit || *op == Op::Rollback && told.is_ok() {
+            self.in_block = false;
+        }
+        match told {
             Ok(numbers) => {
                 tell(Event::Answered(numbers.clone()));
                 Ok(numbers)
             }
             Err(error) => Err(self.trouble(error)),
         }
+    }
+
+    /// Parts from the session, whatever is going on there.
+    fn abandon(&mut self) {
+        tell(Event::Lost {
+            sqlstate: ABANDONED.to_owned(),
+        });
+        self.session = None;
+        self.in_block = false;
     }
 
     fn session(&mut self) -> Tried<&mut Session> {
@@ -467,6 +671,7 @@ impl Client {
                 sqlstate: error.sqlstate,
             });
             self.session = None;
+            self.in_block = false;
             return Trouble::Lost;
         }
         tell(Event::Refused {
@@ -492,6 +697,13 @@ fn tell(event: Event) {
     }
 }
 
+fn ask(session: &mut Session, sql: &str) -> Result<Vec<i64>, DbErr> {
+    let answer = session.try_text(sql)?;
+    // void is an empty text
+    let told = answer.as_deref().filter(|text| !text.is_empty());
+    Ok(told.map(number).into_iter().collect())
+}
+
 fn number(text: &str) -> i64 {
     match text {
         "t" => 1,
@@ -508,10 +720,7 @@ fn sql_of(op: &Op, client: usize) -> String {
         Op::ReleaseSavepoint => "RELEASE s".to_owned(),
         Op::Commit => "COMMIT".to_owned(),
         Op::Rollback => "ROLLBACK".to_owned(),
-        Op::Acquire { resource, ttl, .. } => format!(
-            "SELECT acquire_lease('{}', 'client {client}', '{ttl} microseconds')",
-            name(*resource)
-        ),
+        Op::Acquire(wanted) => acquire_sql(wanted, client),
         Op::Renew { lease, ttl } => format!(
             "SELECT renew_lease('{}', {}, '{ttl} microseconds')",
             name(lease.resource),
@@ -531,7 +740,24 @@ fn sql_of(op: &Op, client: usize) -> String {
                 name(lease.resource)
             )
         }
+        Op::Break { resource } => format!("SELECT break_lease('{}')", name(*resource)),
         Op::Write { .. } => unreachable!("a write is several statements"),
+    }
+}
+
+fn acquire_sql(wanted: &Acquire, client: usize) -> String {
+    let arguments = format!(
+        "'{}', 'client {client}', '{} microseconds', '{} microseconds'",
+        name(wanted.resource),
+        wanted.ttl,
+        wanted.wait
+    );
+    match wanted.request {
+        _ if wanted.called => format!("CALL await_lease({arguments})"),
+        None => format!("SELECT acquire_lease({arguments})"),
+        Some(request) => {
+            format!("SELECT acquire_lease({arguments}, '00000000-0000-4000-8000-{request:012}')")
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use super::client::MODE;
+use super::clock;
 use super::event::{Event, Op, Stamped};
 use super::rng::Rng;
 use crate::cluster::wait_for;
@@ -143,6 +144,16 @@ impl Clients {
         chosen
     }
 
+    /// SIGSTOP to the client of that backend; nobody where it has none any more.
+    pub fn stop_client_of(&self, backend: i32) -> Vec<usize> {
+        let its = |living: &Living| living.backend.load(Ordering::Relaxed) == backend;
+        let chosen: Vec<usize> = self.living.iter().position(its).into_iter().collect();
+        for index in &chosen {
+            self.living[*index].process.signal(Signal::STOP);
+        }
+        chosen
+    }
+
     pub fn go_on(&self, stopped: &[usize]) {
         for index in stopped {
             self.living[*index].process.signal(Signal::CONT);
@@ -226,6 +237,10 @@ fn read(stdout: ChildStdout, number: usize, backend: &AtomicI32, tally: &Tally) 
         }
         told.push(stamped);
     }
+    told.push(Stamped {
+        at: clock::now(),
+        event: Event::Ended,
+    });
     tally
         .told
         .lock()

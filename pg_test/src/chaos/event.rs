@@ -33,11 +33,7 @@ pub enum Op {
     Commit,
     Rollback,
     /// Answered by the token, or nothing.
-    Acquire {
-        resource: Resource,
-        ttl: Micros,
-        durable: bool,
-    },
+    Acquire(Acquire),
     /// Answered by 1 or 0, as `Release`.
     Renew {
         lease: Lease,
@@ -60,6 +56,24 @@ pub enum Op {
     See {
         lease: Lease,
     },
+    /// As an administrator. Answered by the token whose lease it ends, or nothing.
+    Break {
+        resource: Resource,
+    },
+}
+
+/// What an acquire asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acquire {
+    pub resource: Resource,
+    pub ttl: Micros,
+    pub durable: bool,
+    /// 0 for one that does not wait.
+    pub wait: Micros,
+    /// What the client calls it: the same again is a retry. None of two clients have one in common.
+    pub request: Option<i64>,
+    /// By `CALL await_lease`.
+    pub called: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,7 +91,12 @@ pub enum Event {
     Lost {
         sqlstate: String,
     },
+    /// The client is gone: what it asked for last and was not answered it will not hear of.
+    Ended,
 }
+
+/// In place of an SQLSTATE: the client did not wait for the answer. The session goes on without it for a while.
+pub const ABANDONED: &str = "abandoned";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stamped {
@@ -99,6 +118,7 @@ impl fmt::Display for Stamped {
                 write!(f, "refused {sqlstate} {}", message.replace('\n', " "))
             }
             Event::Lost { sqlstate } => write!(f, "lost {sqlstate}"),
+            Event::Ended => f.write_str("ended"),
         }
     }
 }
@@ -112,11 +132,16 @@ impl fmt::Display for Op {
             Self::ReleaseSavepoint => f.write_str("release_savepoint"),
             Self::Commit => f.write_str("commit"),
             Self::Rollback => f.write_str("rollback"),
-            Self::Acquire {
-                resource,
-                ttl,
-                durable,
-            } => write!(f, "acquire {resource} {ttl} {}", i32::from(*durable)),
+            Self::Acquire(a) => write!(
+                f,
+                "acquire {} {} {} {} {} {}",
+                a.resource,
+                a.ttl,
+                i32::from(a.durable),
+                a.wait,
+                a.request.unwrap_or(0),
+                i32::from(a.called)
+            ),
             Self::Renew { lease, ttl } => write!(f, "renew {lease} {ttl}"),
             Self::Release { lease } => write!(f, "release {lease}"),
             Self::Write { id, leases } => {
@@ -125,6 +150,7 @@ impl fmt::Display for Op {
             }
             Self::Fence { lease } => write!(f, "fence {lease}"),
             Self::See { lease } => write!(f, "see {lease}"),
+            Self::Break { resource } => write!(f, "break {resource}"),
         }
     }
 }
@@ -152,6 +178,7 @@ fn read(line: &str) -> Option<Stamped> {
         "lost" => Event::Lost {
             sqlstate: rest.to_owned(),
         },
+        "ended" => Event::Ended,
         "refused" => {
             let (sqlstate, message) = rest.split_once(' ').unwrap_or((rest, ""));
             Event::Refused {
@@ -185,11 +212,14 @@ fn read_op(word: &str, numbers: &[i64]) -> Option<Op> {
         ("release_savepoint", []) => Op::ReleaseSavepoint,
         ("commit", []) => Op::Commit,
         ("rollback", []) => Op::Rollback,
-        ("acquire", [resource, ttl, durable]) => Op::Acquire {
+        ("acquire", [resource, ttl, durable, wait, request, called]) => Op::Acquire(Acquire {
             resource: usize::try_from(*resource).ok()?,
             ttl: *ttl,
             durable: *durable == 1,
-        },
+            wait: *wait,
+            request: (*request != 0).then_some(*request),
+            called: *called == 1,
+        }),
         ("renew", [resource, token, ttl]) => Op::Renew {
             lease: lease(*resource, *token)?,
             ttl: *ttl,
@@ -209,6 +239,9 @@ fn read_op(word: &str, numbers: &[i64]) -> Option<Op> {
         },
         ("see", [resource, token]) => Op::See {
             lease: lease(*resource, *token)?,
+        },
+        ("break", [resource]) => Op::Break {
+            resource: usize::try_from(*resource).ok()?,
         },
         _ => return None,
     })
@@ -235,11 +268,22 @@ mod tests {
             Op::ReleaseSavepoint,
             Op::Commit,
             Op::Rollback,
-            Op::Acquire {
+            Op::Acquire(Acquire {
                 resource: 2,
                 ttl: 100,
                 durable: false,
-            },
+                wait: 0,
+                request: None,
+                called: true,
+            }),
+            Op::Acquire(Acquire {
+                resource: 0,
+                ttl: 1,
+                durable: true,
+                wait: 1 << 40,
+                request: Some(7),
+                called: false,
+            }),
             Op::Renew { lease, ttl: 5 },
             Op::Release { lease },
             Op::Write {
@@ -248,6 +292,7 @@ mod tests {
             },
             Op::Fence { lease },
             Op::See { lease },
+            Op::Break { resource: 3 },
         ];
         let mut events: Vec<Event> = ops.into_iter().map(Event::Asked).collect();
         events.extend([
@@ -261,6 +306,7 @@ mod tests {
             Event::Lost {
                 sqlstate: "08006".to_owned(),
             },
+            Event::Ended,
         ]);
         for (at, event) in (0..).zip(events) {
             let stamped = Stamped { at, event };
@@ -274,6 +320,7 @@ mod tests {
             "",
             "12",
             "12 acquire 1",
+            "12 acquire 1 100 1",
             "12 renew 1 2",
             "12 write",
             "12 write 1 2",

@@ -20,11 +20,13 @@ pub enum Fate {
     Unknown,
 }
 
-/// An acquire_lease that was answered with a token.
+/// A lease whose token was the answer of an acquire. Of a request that was asked for several times it is one grant: of which
+/// of them is not known, so it was `asked` for when the first was, and `answered` when the first answer came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     pub client: usize,
     pub lease: Lease,
+    pub request: Option<i64>,
     pub ttl: Micros,
     pub durable: bool,
     pub asked: Micros,
@@ -34,6 +36,55 @@ pub struct Grant {
     pub committed: Micros,
     /// Until when its transaction was open for sure, where it was rolled back.
     pub open_until: Micros,
+}
+
+/// An acquire, whatever came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attempt {
+    pub client: usize,
+    /// The backend.
+    pub pid: i32,
+    pub resource: Resource,
+    pub request: Option<i64>,
+    /// The request had been asked for before.
+    pub is_retry: bool,
+    pub wait: Micros,
+    pub ttl: Micros,
+    pub asked: Micros,
+    /// When the answer came, or it was known that none will come.
+    pub answered: Micros,
+    pub outcome: Outcome,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Token(i64),
+    Null,
+    /// LH005.
+    Shed,
+    /// Another error.
+    Failed,
+    /// The connection was lost.
+    Lost,
+    /// The client was killed, or the run was over, before there was an answer.
+    Open,
+}
+
+impl Attempt {
+    /// Whether it may have been granted without its client's having heard of it.
+    pub fn is_in_doubt(&self) -> bool {
+        matches!(
+            self.outcome,
+            Outcome::Failed | Outcome::Lost | Outcome::Open
+        )
+    }
+
+    pub fn token(&self) -> Option<i64> {
+        match self.outcome {
+            Outcome::Token(token) => Some(token),
+            _ => None,
+        }
+    }
 }
 
 /// A renew_lease that was answered.
@@ -54,9 +105,71 @@ pub struct Renewal {
 pub struct Release {
     pub client: usize,
     pub lease: Lease,
+    pub asked: Micros,
     pub from: Micros,
     pub answered: Micros,
     pub fate: Fate,
+}
+
+/// A release_lease that was answered with false.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Denial {
+    pub client: usize,
+    pub lease: Lease,
+    pub asked: Micros,
+    pub answered: Micros,
+}
+
+/// A break_lease. It may have ended a lease from `from` on, as a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Break {
+    pub client: usize,
+    pub resource: Resource,
+    pub said: Broken,
+    pub asked: Micros,
+    /// When it said so, which in a block is before its commit.
+    pub said_at: Micros,
+    pub from: Micros,
+    pub answered: Micros,
+    pub fate: Fate,
+}
+
+impl Break {
+    pub fn token(&self) -> Option<i64> {
+        match self.said {
+            Broken::Token(token) => Some(token),
+            Broken::Nothing | Broken::Unheard => None,
+        }
+    }
+}
+
+/// What a break_lease has said that it breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    Token(i64),
+    Nothing,
+    /// The answer was lost, so it may be any.
+    Unheard,
+}
+
+/// Who was seen to wait for a resource, by their backends, in the order of the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Look {
+    pub resource: Resource,
+    pub pids: Vec<i32>,
+    pub asked: Micros,
+    pub answered: Micros,
+}
+
+/// The statement of a backend was cancelled, or the backend ended, by others than leasehold. Meant for one that waits; it
+/// may be doing something else by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strike {
+    pub pid: i32,
+    /// The backend was ended.
+    pub ends: bool,
+    pub from: Micros,
+    pub until: Micros,
 }
 
 /// A fenced write that passed, or a fence() that did, where `id` is 0.
@@ -156,6 +269,12 @@ pub struct History {
     pub writes: Vec<Write>,
     pub refusals: Vec<Refusal>,
     pub sights: Vec<Sight>,
+    pub attempts: Vec<Attempt>,
+    pub denials: Vec<Denial>,
+    pub breaks: Vec<Break>,
+    pub looks: Vec<Look>,
+    /// Renewals whose answer was lost: the token, and when that was known.
+    pub unheard_renewals: Vec<(i64, Micros)>,
     /// Answers that nobody should get.
     pub unexpected: Vec<String>,
 }
@@ -191,6 +310,11 @@ pub struct End {
     /// Position of the token sequence.
     pub position: i64,
     pub blows: Vec<Blow>,
+    /// When something was being done to the servers or to a backend, after which a queue may be in another order or be
+    /// served late.
+    pub disturbed: Vec<(Micros, Micros)>,
+    /// When the clients were told to end.
+    pub over: Micros,
     /// How long nothing is granted after a lossy promotion.
     pub max_ttl: Micros,
 }
@@ -214,6 +338,10 @@ pub enum Record {
     Write(Write),
     Refusal(Refusal),
     Sight(Sight),
+    Attempt(Attempt),
+    Denial(Denial),
+    Break(Break),
+    Look(Look),
     Row(Row),
     Blow(Blow),
     /// A fact of the end, in words.
@@ -230,6 +358,10 @@ impl Record {
             Self::Write(write) => write.asked,
             Self::Refusal(refusal) => refusal.asked,
             Self::Sight(sight) => sight.asked,
+            Self::Attempt(attempt) => attempt.asked,
+            Self::Denial(denial) => denial.asked,
+            Self::Break(broken) => broken.asked,
+            Self::Look(look) => look.asked,
             Self::Blow(blow) => blow.span().0,
             Self::Row(_) | Self::Fact(_) => Micros::MAX,
         }
@@ -330,6 +462,21 @@ impl fmt::Display for Record {
                 let (who, of) = (Client(s.client, s.asked, s.answered), Of(s.lease));
                 write!(f, "{who} sees of {of} {} writes", s.seq)
             }
+            Self::Attempt(a) => a.fmt(f),
+            Self::Denial(d) => {
+                let (who, of) = (Client(d.client, d.asked, d.answered), Of(d.lease));
+                write!(f, "{who} is told that {of} cannot be released")
+            }
+            Self::Break(b) => b.fmt(f),
+            Self::Look(look) => {
+                let (asked, answered) = (Seconds(look.asked), Seconds(look.answered));
+                let resource = name(look.resource);
+                write!(
+                    f,
+                    "{asked} to {answered}: for {resource} wait, in this order: {:?}",
+                    look.pids
+                )
+            }
             Self::Row(row) => {
                 let shape = row.shape.word();
                 write!(
@@ -343,6 +490,36 @@ impl fmt::Display for Record {
             Self::Blow(blow) => blow.fmt(f),
             Self::Fact(text) => write!(f, "in the end: {text}"),
         }
+    }
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = Client(self.client, self.asked, self.answered);
+        write!(f, "{who}, backend {}, ", self.pid)?;
+        match (self.request, self.is_retry) {
+            (None, _) => f.write_str("asks")?,
+            (Some(request), false) => write!(f, "asks by request {request}")?,
+            (Some(request), true) => write!(f, "asks again by request {request}")?,
+        }
+        write!(f, " for {}", name(self.resource))?;
+        if self.wait > 0 {
+            write!(f, " and waits {} s", Seconds(self.wait))?;
+        }
+        write!(f, ": {:?}", self.outcome)
+    }
+}
+
+impl fmt::Display for Break {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = Client(self.client, self.asked, self.answered);
+        let resource = name(self.resource);
+        write!(
+            f,
+            "{who} breaks the lease of {resource}: {:?}, {:?}",
+            self.said, self.fate
+        )?;
+        write!(f, ", not before {}", Seconds(self.from))
     }
 }
 

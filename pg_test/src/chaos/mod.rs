@@ -2,7 +2,7 @@
 //! standbys promoted and the wall clock stepped; and a checker that judges what the clients saw.
 //!
 //! A run follows a `plan`: `clients` starts client processes, which tell what they do (`event`), the `nemesis` does its
-//! deeds to them and to the `servers`, `fold` makes a `history` of what was told, the `checker` judges it, and `report`
+//! deeds to them and to the `servers`, the `observer` looks at the queues, `fold` makes a `history` of what was told, the `checker` judges it, and `report`
 //! counts. What a client and the nemesis decide follows from the seed, so `SEED=` repeats it; what servers answer and
 //! when does not.
 //!
@@ -19,8 +19,11 @@ mod fold;
 mod history;
 mod long;
 mod nemesis;
+mod observer;
 mod plan;
+mod queues;
 mod report;
+mod requests;
 mod rng;
 mod servers;
 pub mod wall_clock;
@@ -36,8 +39,9 @@ use crate::session::{LIMIT, Session};
 use clients::{Clients, Told};
 use clock::millis;
 use event::{Lease, name};
-use history::{End, Fate, History, Row, State};
+use history::{Broken, End, Fate, History, Outcome, Row, State};
 use nemesis::Nemesis;
+use observer::Observer;
 use report::Tally;
 use servers::{DATABASE, Servers};
 use wall_clock::WallClock;
@@ -47,6 +51,8 @@ crate::tests![primary_alone, asynchronous_standby, synchronous_standby,];
 
 /// Fewer leases than there are resources at a time.
 pub const SMALL_TABLE: (&str, &str) = ("leasehold.max_leases", "12");
+/// So few may wait for a resource that more want to.
+const FEW_WAITERS: (&str, &str) = ("leasehold.max_waiters", "2");
 /// Longest TTL, and how long nothing is granted after a lossy promotion.
 const MAX_TTL_MS: u64 = 1000;
 
@@ -56,8 +62,12 @@ fn primary_alone() {
         immediate: 1,
         fast: 1,
         crashes: 1,
-        client_kills: 4,
-        client_stops: 3,
+        client_kills: 3,
+        client_stops: 1,
+        waiter_cancels: 2,
+        waiter_ends: 1,
+        waiter_client_stops: 1,
+        waiter_stops: 1,
         clock_steps: 3,
         promotions: 0,
     };
@@ -76,8 +86,10 @@ fn with_promotions() -> Counts {
     Counts {
         kills: 1,
         fast: 1,
-        client_kills: 2,
-        client_stops: 1,
+        client_kills: 1,
+        waiter_cancels: 1,
+        waiter_ends: 1,
+        waiter_client_stops: 1,
         promotions: 3,
         ..Counts::default()
     }
@@ -103,16 +115,31 @@ fn run(plan: &Plan, settings: &[(&str, &str)]) -> Tally {
         ("leasehold.zombie_grace", "100ms"),
     ];
     all.extend(settings);
+    if plan.seed % 2 == 1 {
+        all.push(FEW_WAITERS);
+    }
     let mut servers = Servers::start(plan.kind, &all, clock);
     set_up(&mut servers);
     let mut clients = Clients::start(plan.seed, DATABASE, &servers.socket_dir());
-    let mut nemesis = Nemesis::new(&mut servers, &mut clients, plan.seed);
+    let observer = Observer::start(&servers.socket_dir());
+    let mut nemesis = Nemesis::new(&mut servers, &mut clients, &observer, plan.seed);
     nemesis.carry_out(plan, &mut tally);
-    let blows = nemesis.blows;
+    let Nemesis {
+        blows,
+        strikes,
+        disturbed,
+        ..
+    } = nemesis;
+    let over = clock::now();
     let told = finish(clients, &servers, plan);
-    let history = fold::fold(&told, &mut tally);
+    let history = History {
+        looks: observer.finish(),
+        ..fold::fold(&told, &strikes, &mut tally)
+    };
     let end = End {
         blows,
+        disturbed,
+        over,
         max_ttl: millis(MAX_TTL_MS),
         ..end_of(&mut servers.session())
     };
@@ -253,6 +280,20 @@ fn count(history: &History, end: &End, tally: &mut Tally) {
     tally.writes = number(writes().count());
     tally.takeovers = number(checker::takeovers(history, CONTENDED));
     tally.survivals = number(checker::survivals(history, &end.blows));
+    let attempts = || history.attempts.iter();
+    let answered = |outcome: Outcome| matches!(outcome, Outcome::Null | Outcome::Token(_));
+    let waits = attempts().filter(|attempt| attempt.wait > 0 && answered(attempt.outcome));
+    tally.waits = number(waits.count());
+    tally.waited = number(queues::granted_in_turn(history));
+    tally.ordered = number(checker::ordered(history, end));
+    let shed = attempts().filter(|attempt| attempt.outcome == Outcome::Shed);
+    tally.sheds = number(shed.count());
+    tally.retried = number(requests::granted_before(history));
+    let broken = history
+        .breaks
+        .iter()
+        .filter(|broken| committed(broken.fate) && matches!(broken.said, Broken::Token(_)));
+    tally.breaks = number(broken.count());
     let there: std::collections::HashSet<(usize, i64)> = end
         .rows
         .iter()
@@ -297,6 +338,11 @@ fn is_not_vacuous(plan: &Plan, tally: &Tally) {
             restarts < 3 || tally.survivals >= 1,
             "leases used after a restart",
         ),
+        (tally.waited >= 1, "waits granted"),
+        (tally.ordered >= 1, "waits granted in a known order"),
+        (tally.sheds >= 1, "waits refused"),
+        (tally.retried >= 1, "retries of what had been granted"),
+        (tally.breaks >= 1, "leases broken"),
     ];
     for (enough, what) in enough {
         assert!(

@@ -5,37 +5,54 @@ use std::time::Duration;
 
 use super::client::LONG_TTL_MS;
 use super::clients::Clients;
-use super::history::Blow;
+use super::clock::{self, Micros};
+use super::history::{Blow, Strike};
+use super::observer::Observer;
 use super::plan::{Deed, Kind, Plan, Promotion};
 use super::report::Tally;
 use super::rng::Rng;
 use super::servers::Servers;
-use crate::cluster::Stop;
+use crate::cluster::{Stop, wait_for};
+use crate::process::Signal;
 
 /// A deed falls anywhere within so long after the clients have worked enough.
 const WITHIN_MS: u64 = 200;
 /// How long a primary goes on that its standby is cut off from, at most.
 const CUT_MS: u64 = 400;
+/// How long a backend that waits is stopped: longer than the second that those behind it wait for it to look.
+const LATE_MS: (u64, u64) = (1200, 1800);
 /// Farthest step of the wall clock, in hours.
 const STEP_HOURS: u64 = 48;
 
 pub struct Nemesis<'a> {
     servers: &'a mut Servers,
     clients: &'a mut Clients,
+    observer: &'a Observer,
     rng: Rng,
     pub blows: Vec<Blow>,
+    pub strikes: Vec<Strike>,
+    /// From when to when something was done to the servers or to a backend. Clients may do what they like.
+    pub disturbed: Vec<(Micros, Micros)>,
     /// Hours that the wall clock is off, for the steps to go both ways.
     hours: i64,
 }
 
 impl<'a> Nemesis<'a> {
-    pub fn new(servers: &'a mut Servers, clients: &'a mut Clients, seed: u64) -> Self {
+    pub fn new(
+        servers: &'a mut Servers,
+        clients: &'a mut Clients,
+        observer: &'a Observer,
+        seed: u64,
+    ) -> Self {
         Self {
             servers,
             clients,
+            observer,
             // apart from the clients' own
             rng: Rng::part(seed, u64::MAX),
             blows: Vec::new(),
+            strikes: Vec::new(),
+            disturbed: Vec::new(),
             hours: 0,
         }
     }
@@ -44,7 +61,11 @@ impl<'a> Nemesis<'a> {
         for deed in &plan.deeds {
             self.clients.wait_for_commits(plan.commits);
             thread::sleep(Duration::from_millis(self.rng.below(WITHIN_MS)));
+            let from = clock::now();
             self.carry_out_one(*deed, tally);
+            if deed.disturbs() {
+                self.disturbed.push((from, clock::now()));
+            }
         }
         self.clients.wait_for_commits(plan.commits);
     }
@@ -81,6 +102,28 @@ impl<'a> Nemesis<'a> {
                 self.stop_clients();
                 "clients stopped for longer than a TTL"
             }
+            Deed::CancelWaiter => {
+                self.strike("pg_cancel_backend", false);
+                "cancel of one that waits"
+            }
+            Deed::EndWaiter => {
+                self.strike("pg_terminate_backend", true);
+                "end of the session of one that waits"
+            }
+            Deed::StopClientOfWaiter => {
+                let waiter = self.waiter();
+                let stopped = self.clients.stop_client_of(waiter);
+                self.pause(LONG_TTL_MS.1, LONG_TTL_MS.1 * 3 / 2);
+                self.clients.go_on(&stopped);
+                "client of one that waits stopped for longer than a TTL"
+            }
+            Deed::StopWaiter => {
+                let waiter = self.waiter();
+                self.servers.signal_backend(waiter, Signal::STOP);
+                self.pause(LATE_MS.0, LATE_MS.1);
+                self.servers.signal_backend(waiter, Signal::CONT);
+                "backend that waits stopped for longer than a second"
+            }
             Deed::StepWallClock => {
                 self.step_wall_clock();
                 "wall clock stepped by hours"
@@ -93,10 +136,41 @@ impl<'a> Nemesis<'a> {
     fn stop_clients(&mut self) {
         let how_many = self.rng.between(1, 3) as usize;
         let stopped = self.clients.stop(how_many, &mut self.rng);
-        thread::sleep(Duration::from_millis(
-            self.rng.between(LONG_TTL_MS.1, LONG_TTL_MS.1 * 3 / 2),
-        ));
+        self.pause(LONG_TTL_MS.1, LONG_TTL_MS.1 * 3 / 2);
         self.clients.go_on(&stopped);
+    }
+
+    fn pause(&mut self, low: u64, high: u64) {
+        thread::sleep(Duration::from_millis(self.rng.between(low, high)));
+    }
+
+    /// The backend of a client that waits for a lease.
+    fn waiter(&mut self) -> i32 {
+        self.call_for_waiter("").pid
+    }
+
+    fn strike(&mut self, function: &str, ends: bool) {
+        let strike = self.call_for_waiter(function);
+        self.strikes.push(Strike { ends, ..strike });
+    }
+
+    /// In one statement with the look, so that it is still waiting most likely.
+    fn call_for_waiter(&mut self, function: &str) -> Strike {
+        let mut session = self.servers.session();
+        let sql = format!(
+            "SELECT pid, {function}(pid) FROM
+                 (SELECT pid FROM leasehold.waiters ORDER BY random() LIMIT 1) AS waiter"
+        );
+        wait_for("somebody to wait for a lease", || {
+            let from = clock::now();
+            let pid = session.text(&sql)?;
+            Some(Strike {
+                pid: pid.parse().expect("a pid"),
+                ends: false,
+                from,
+                until: clock::now(),
+            })
+        })
     }
 
     /// Now ahead, now back.
@@ -119,6 +193,7 @@ impl<'a> Nemesis<'a> {
         let (blow, old) = self.servers.promote(&promotion, cut_since);
         self.blows.push(blow);
         self.clients.publish(&self.servers.socket_dir());
+        self.observer.publish(&self.servers.socket_dir());
         if promotion.struck {
             thread::sleep(Duration::from_millis(self.rng.below(WITHIN_MS)));
             self.blows.push(self.servers.kill_postmaster());

@@ -48,8 +48,30 @@ pub enum Deed {
     CrashBackend,
     KillClient,
     StopClients,
+    /// pg_cancel_backend of one that waits for a lease.
+    CancelWaiter,
+    /// pg_terminate_backend.
+    EndWaiter,
+    /// SIGSTOP to the client of one that waits, for longer than a TTL.
+    StopClientOfWaiter,
+    /// SIGSTOP to its backend, for longer than those behind it are patient with it.
+    StopWaiter,
     StepWallClock,
     Promote(Promotion),
+}
+
+impl Deed {
+    /// Whether it is done to the servers, or to backends other than by what any session may ask for.
+    pub fn disturbs(self) -> bool {
+        !matches!(
+            self,
+            Self::KillClient
+                | Self::StopClients
+                | Self::CancelWaiter
+                | Self::EndWaiter
+                | Self::StopClientOfWaiter
+        )
+    }
 }
 
 /// How often what is done.
@@ -61,13 +83,17 @@ pub struct Counts {
     pub crashes: u64,
     pub client_kills: u64,
     pub client_stops: u64,
+    pub waiter_cancels: u64,
+    pub waiter_ends: u64,
+    pub waiter_client_stops: u64,
+    pub waiter_stops: u64,
     pub promotions: u64,
     pub clock_steps: u64,
 }
 
 impl Counts {
     /// By the names that a caller sets them by.
-    pub fn named(&mut self) -> [(&'static str, &mut u64); 8] {
+    pub fn named(&mut self) -> [(&'static str, &mut u64); 12] {
         [
             ("KILLS", &mut self.kills),
             ("IMMEDIATE_RESTARTS", &mut self.immediate),
@@ -75,6 +101,10 @@ impl Counts {
             ("CRASHES", &mut self.crashes),
             ("CLIENT_KILLS", &mut self.client_kills),
             ("CLIENT_STOPS", &mut self.client_stops),
+            ("WAITER_CANCELS", &mut self.waiter_cancels),
+            ("WAITER_ENDS", &mut self.waiter_ends),
+            ("WAITER_CLIENT_STOPS", &mut self.waiter_client_stops),
+            ("WAITER_STOPS", &mut self.waiter_stops),
             ("PROMOTIONS", &mut self.promotions),
             ("CLOCK_STEPS", &mut self.clock_steps),
         ]
@@ -93,6 +123,10 @@ impl Counts {
             crashes: 5,
             client_kills: 10,
             client_stops: 10,
+            waiter_cancels: 10,
+            waiter_ends: 10,
+            waiter_client_stops: 5,
+            waiter_stops: 5,
             promotions: if kind == Kind::Alone { 0 } else { 5 },
             clock_steps: 5,
         };
@@ -133,6 +167,12 @@ impl Plan {
         times(counts.crashes, &mut |_| Deed::CrashBackend);
         times(counts.client_kills, &mut |_| Deed::KillClient);
         times(counts.client_stops, &mut |_| Deed::StopClients);
+        times(counts.waiter_cancels, &mut |_| Deed::CancelWaiter);
+        times(counts.waiter_ends, &mut |_| Deed::EndWaiter);
+        times(counts.waiter_client_stops, &mut |_| {
+            Deed::StopClientOfWaiter
+        });
+        times(counts.waiter_stops, &mut |_| Deed::StopWaiter);
         times(counts.clock_steps, &mut |_| Deed::StepWallClock);
         let first = rng.below(4);
         times(counts.promotions, &mut |n| {

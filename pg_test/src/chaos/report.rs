@@ -16,6 +16,18 @@ pub struct Tally {
     pub takeovers: u64,
     /// Leases that were used after a restart or a promotion that they were granted before.
     pub survivals: u64,
+    /// Acquires that brought a wait and were answered by a token or NULL.
+    pub waits: u64,
+    /// Grants to those that were seen in a queue.
+    pub waited: u64,
+    /// Those of them whose turn was known to come after that of another.
+    pub ordered: u64,
+    /// LH005.
+    pub sheds: u64,
+    /// Requests that were asked for again and got the token that had been granted before.
+    pub retried: u64,
+    /// Leases that were broken, and the break committed.
+    pub breaks: u64,
     /// Fenced writes that were acknowledged.
     pub writes: u64,
     /// Commits that were not answered.
@@ -44,9 +56,12 @@ impl Tally {
             (Op::RollbackTo, _) => "rollback to a savepoint",
             (Op::Commit, _) => "commit of a block",
             (Op::Rollback, _) => "rollback of a block",
-            (Op::Acquire { .. }, None) => "acquire: NULL",
-            (Op::Acquire { durable: true, .. }, Some(_)) => "acquire: a token, durable",
-            (Op::Acquire { durable: false, .. }, Some(_)) => "acquire: a token, memory",
+            (Op::Acquire(wanted), None) if wanted.wait > 0 => "acquire with a wait: NULL",
+            (Op::Acquire(_), None) => "acquire: NULL",
+            (Op::Acquire(wanted), Some(_)) if wanted.called => "await_lease: a token",
+            (Op::Acquire(wanted), Some(_)) if wanted.wait > 0 => "acquire with a wait: a token",
+            (Op::Acquire(wanted), Some(_)) if wanted.durable => "acquire: a token, durable",
+            (Op::Acquire(_), Some(_)) => "acquire: a token, memory",
             (Op::Renew { .. }, Some(1)) => "renew: true",
             (Op::Renew { .. }, _) => "renew: false",
             (Op::Release { .. }, Some(1)) => "release: true",
@@ -57,6 +72,8 @@ impl Tally {
             (Op::Write { .. }, _) => "fenced write: passed",
             (Op::Fence { .. }, _) => "fence(): passed",
             (Op::See { .. }, _) => "read after a grant",
+            (Op::Break { .. }, Some(_)) => "break: a token",
+            (Op::Break { .. }, None) => "break: NULL",
         };
         *self.operations.entry(what).or_default() += 1;
     }
@@ -82,6 +99,12 @@ impl Tally {
         self.grants += other.grants;
         self.takeovers += other.takeovers;
         self.survivals += other.survivals;
+        self.waits += other.waits;
+        self.waited += other.waited;
+        self.ordered += other.ordered;
+        self.sheds += other.sheds;
+        self.retried += other.retried;
+        self.breaks += other.breaks;
         self.writes += other.writes;
         self.in_doubt += other.in_doubt;
         self.lost += other.lost;
@@ -96,8 +119,15 @@ impl Tally {
             .map(|(sqlstate, times)| format!("{times} {sqlstate}"))
             .collect();
         format!(
-            "{} grants, {} writes, {} takeovers, {} survivals, {} commits in doubt, {} lost; refused: {}",
+            "{} grants, {} of {} waits granted, {} in a known order, {} sheds, {} retries granted before, {} breaks, \
+             {} writes, {} takeovers, {} survivals, {} commits in doubt, {} lost; refused: {}",
             self.grants,
+            self.waited,
+            self.waits,
+            self.ordered,
+            self.sheds,
+            self.retried,
+            self.breaks,
             self.writes,
             self.takeovers,
             self.survivals,
@@ -126,6 +156,18 @@ impl fmt::Display for Tally {
         line("grants committed", self.grants)?;
         line("grants over a lease that was not released", self.takeovers)?;
         line("leases used after a restart or promotion", self.survivals)?;
+        line("waits for a lease that were answered", self.waits)?;
+        line("grants to those that were seen to wait", self.waited)?;
+        line(
+            "grants whose turn was known to come after another's",
+            self.ordered,
+        )?;
+        line("waits that were refused at once", self.sheds)?;
+        line(
+            "retries answered with the token granted before",
+            self.retried,
+        )?;
+        line("leases broken", self.breaks)?;
         line("fenced writes acknowledged", self.writes)?;
         line("commits in doubt, resolved in the end", self.in_doubt)?;
         line("acknowledged and lost, where that may be", self.lost)?;

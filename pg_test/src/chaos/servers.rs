@@ -4,6 +4,7 @@
 //! standby is told to promote; a new standby is a copy of the new primary.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::clock::{self, Micros};
 use super::history::Blow;
@@ -15,6 +16,8 @@ use crate::process::{Process, Signal};
 use crate::session::{LIMIT, Session};
 
 pub const DATABASE: &str = "chaos";
+/// A crash ends all processes of a server within so long.
+const NOTICED: Duration = Duration::from_secs(2);
 
 pub struct Servers {
     pub kind: Kind,
@@ -123,6 +126,10 @@ impl Servers {
             .expect("a server has a background writer")
             .signal(Signal::KILL);
         for child in children.iter().filter(|child| child.pid == own) {
+            // one that its client had left was ending by itself: then there was no crash yet
+            if !child.wait_gone(NOTICED) {
+                child.signal(Signal::KILL);
+            }
             assert!(
                 child.wait_gone(LIMIT),
                 "the server outlived the crash of {}",
@@ -136,6 +143,15 @@ impl Servers {
             start: from,
             until: clock::now(),
         }
+    }
+
+    /// SIGSTOP to a backend of the primary, or SIGCONT; one that is gone takes no notice.
+    pub fn signal_backend(&self, pid: i32, signal: Signal) {
+        let children = Process::children_of(self.primary.postmaster_pid());
+        let backend = children.iter().find(|child| child.pid == pid);
+        backend
+            .into_iter()
+            .for_each(|backend| backend.signal(signal));
     }
 
     pub fn has_wall_clock(&self) -> bool {
