@@ -112,22 +112,28 @@ fn is_live(entry: &Entry) -> bool {
     entry.record.is_live(pg::clock::now_us())
 }
 
+/// Whether a lease lives that the same request was granted before: then it needs neither room nor time. Also where
+/// only the ledger knows of it.
+fn is_retry(request: &Request, database: &Database) -> Answer<bool> {
+    if request.request.is_none() {
+        return Ok(false);
+    }
+    let entry = request.resource.find(database)?.entry();
+    let granted = entry.granted_before(request.request, xact::owner(), pg::clock::now_us());
+    Ok(granted.is_some())
+}
+
 /// One try, to its end or to where it has to sleep.
 fn attempt(request: &Request, waiting: &Waiting) -> Answer<Attempt> {
     let resource = &request.resource;
     let database = resources::database(resource.ledger)?;
-    let is_retry = request.request.is_some()
-        && table::read(resource.key(), |entry| {
-            entry.granted_before(request.request, xact::owner(), pg::clock::now_us())
-        })
-        .flatten()
-        .is_some();
+    let is_retry = is_retry(request, &database)?;
     if !is_retry {
         rights::check_quota()?;
     }
     let begun = loop {
         let now_us = pg::clock::now_us();
-        if now_us < database.grace_until_us && !waiting.waits() {
+        if now_us < database.grace_until_us && !waiting.waits() && !is_retry {
             return Ok(Attempt::Done(None));
         }
         if !database.has_tokens() && !is_live(&resource.open(&database)?) {

@@ -10,6 +10,7 @@ crate::tests![
     retry_within_the_transaction,
     retry_while_the_first_is_open,
     retry_after_a_restart,
+    retry_in_the_grace,
     retry_does_not_restart_the_ttl,
     other_requests_are_others,
     retry_after_the_end_is_a_new_request,
@@ -100,6 +101,26 @@ fn retry_while_the_first_is_open() {
             assert!(second > first);
         }
         assert!(other.release("r", second));
+    }
+}
+
+/// Nothing is granted then, and a retry is no grant. It needs no room among the leases of its role either.
+fn retry_in_the_grace() {
+    let db = Db::of_waiters("1h");
+    let role = db.role();
+    let mut s = db.session_as(&role);
+    let token = granted(&mut s, FIRST);
+    s.exec("SET leasehold.durability = memory; SELECT acquire_lease('m', ttl => '5min')");
+    drop(s);
+    db.session().exec(&format!(
+        "ALTER ROLE {role} SET leasehold.max_leases_per_role = 1"
+    ));
+    for how in [Stop::Fast, Stop::Immediate] {
+        db.cluster.restart(how);
+        let mut s = db.session_as(&role);
+        assert_eq!(ask(&mut s, FIRST), Some(token), "after {how:?}");
+        assert_eq!(s.state_of("never"), "recovering");
+        assert_eq!(db.session().try_acquire("never"), None);
     }
 }
 
