@@ -7,6 +7,7 @@ use leasehold_core::record::{Begin, End};
 
 use crate::errors::{Answer, Refusal, code};
 use crate::events::{Event, Kind};
+use crate::fence::Presented;
 use crate::ledger::{self, NewRow};
 use crate::resources::{self, Resource};
 use crate::stats::{self, Count};
@@ -74,7 +75,7 @@ pub fn acquire(request: &Request, pause: impl Fn()) -> Answer<Option<i64>> {
     let mut waiting = Waiting::new(resource, request.wait_us);
     waiting.prepare(|| label(request, pg::pid()));
     loop {
-        match attempt(request, &waiting)? {
+        match attempt(request, &waiting, &pause)? {
             Attempt::Done(token) => {
                 if token.is_none() {
                     table::refuses(resource.key(), |_| true);
@@ -124,7 +125,7 @@ fn is_retry(request: &Request, database: &Database) -> Answer<bool> {
 }
 
 /// One try, to its end or to where it has to sleep.
-fn attempt(request: &Request, waiting: &Waiting) -> Answer<Attempt> {
+fn attempt(request: &Request, waiting: &Waiting, pause: &impl Fn()) -> Answer<Attempt> {
     let resource = &request.resource;
     let database = resources::database(resource.ledger)?;
     let is_retry = is_retry(request, &database)?;
@@ -138,11 +139,20 @@ fn attempt(request: &Request, waiting: &Waiting) -> Answer<Attempt> {
         }
         if !database.has_tokens() && !is_live(&resource.open(&database)?) {
             tokens::ensure(resource.ledger)?;
+            // it has given the transaction a number, which must not be held through a drain
+            pause();
         }
         match look(request, waiting, &database) {
             Some(Look::Begun(begun)) => break begun,
             Some(Look::Again(token, role)) => {
                 fence::check_role(resource, role, "acquire again")?;
+                // what an own acquire presents, a retry of it does
+                let presented = Presented {
+                    tokens: &[token],
+                    named: true,
+                    strict: false,
+                };
+                fence::pass(resource, presented)?;
                 return Ok(Attempt::Done(Some(token)));
             }
             Some(Look::Overdue(owner, over_us)) => {
@@ -229,9 +239,11 @@ fn look(request: &Request, waiting: &Waiting, database: &Database) -> Option<Loo
     let owner = xact::owner();
     let max_waiters = settings::max_waiters();
     let is_in_own_way = xact::is_in_own_way(resource);
+    let is_ending = xact::is_ending(resource);
     let seen = table::change(resource.key(), |entry| {
         let now_us = pg::clock::now_us();
-        if let Some((token, role)) = entry.granted_before(request.request, owner, now_us) {
+        let before = entry.granted_before(request.request, owner, now_us);
+        if let Some((token, role)) = before.filter(|_| !is_ending) {
             return Look::Again(token, role);
         }
         if entry.record.grant.owner == owner || (is_in_own_way && waiting.waits()) {

@@ -135,6 +135,8 @@ fn await_lease(call: &Call) -> Answer<Value> {
     let procedure = Procedure::begin(call).ok_or_else(errors::await_in_block)?;
     // whatever it waits for, not under the snapshot of the CALL
     procedure.commit();
+    // the new transaction may be of another kind
+    acquire::check_context("await_lease()")?;
     let token = acquire::acquire(&request, || procedure.commit())?;
     drop(procedure);
     Ok(row_of_i64(call, token))

@@ -12,7 +12,7 @@ use crate::pg::srf::{Field, Rows};
 use crate::pg::{self, Oid, ring};
 use crate::stats::{self, Count};
 use crate::table::{Bytes, Entry, Holding};
-use crate::{api, ledger, sql_function, table};
+use crate::{api, ledger, sql_function};
 
 sql_function!(
     leasehold_all_events,
@@ -328,31 +328,24 @@ pub fn log(number: u64, event: &Kept) {
     );
 }
 
-/// The worker of a database, in a transaction: sends the events that are due to those who listen on a channel. Who
-/// holds a lease is left out: anybody can listen.
-pub fn tell(database: Oid, channel: &[u8]) -> Answer<()> {
-    let Some(known) = table::known_database(database) else {
-        return Ok(());
-    };
+/// The worker of a database, in a transaction: sends the events after `from` up to `up_to` to those who listen on a
+/// channel. Who holds a lease is left out: anybody can listen.
+pub fn tell(database: Oid, channel: &[u8], from: u64, up_to: u64) -> Answer<()> {
     let ledger = ledger::oid()?;
-    for (number, event) in ring::after(known.told_up_to) {
-        if number <= known.tell_up_to
-            && (event.facts.database, event.facts.ledger) == (database, ledger)
-        {
+    for (number, event) in ring::after(from) {
+        let facts = &event.facts;
+        if number <= up_to && (facts.database, facts.ledger) == (database, ledger) {
             let resource = event.resource.as_slice();
             ledger::tell(
                 ledger,
                 channel,
                 number,
-                event.facts.kind.name(),
+                facts.kind.name(),
                 resource,
-                event.facts.token,
+                facts.token,
             )?;
         }
     }
-    table::database(database, |now| {
-        now.told_up_to = now.told_up_to.max(known.tell_up_to);
-    });
     Ok(())
 }
 

@@ -92,9 +92,12 @@ pub fn relation_changed(relation: Oid) {
         LEDGER.set(0);
         INDEX.set(0);
     }
+    // where it is not known which it is, it may be any
+    if relation == 0 || RULE.get() == 0 || relation == RULE.get() {
+        rights::rules_changed();
+    }
     if relation == 0 || relation == RULE.get() {
         RULE.set(0);
-        rights::rules_changed();
     }
 }
 

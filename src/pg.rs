@@ -184,11 +184,21 @@ pub fn subtransaction_number() -> u64 {
 /// Whether the transaction of that number has committed; one of which nothing is kept any more has. False while
 /// it runs.
 pub fn has_committed(number: u64) -> bool {
+    committed(number).unwrap_or(true)
+}
+
+/// The same, where one of which nothing is kept any more has not.
+pub fn has_surely_committed(number: u64) -> bool {
+    committed(number).unwrap_or(false)
+}
+
+/// None where nothing is kept of it any more.
+fn committed(number: u64) -> Option<bool> {
     // SAFETY: looks up the commit log, which is kept for all numbers that are not older than the oldest
     unsafe {
         let next = pg_sys::ReadNextFullTransactionId().value;
         if number >= next {
-            return false;
+            return Some(false);
         }
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         let shared = pg_sys::ShmemVariableCache;
@@ -197,7 +207,7 @@ pub fn has_committed(number: u64) -> bool {
         let xid = pg_sys::TransactionId::from(number as u32);
         let is_old = next - number >= u64::from(u32::MAX / 2)
             || pg_sys::TransactionIdPrecedes(xid, (*shared).oldestXid);
-        is_old || pg_sys::TransactionIdDidCommit(xid)
+        (!is_old).then(|| pg_sys::TransactionIdDidCommit(xid))
     }
 }
 

@@ -174,7 +174,8 @@ fn entry_of(row: &Row, standing: Standing, released: bool, writable_us: i64) -> 
         token: row.token,
         ttl_us: row.ttl_us,
         released,
-        broken: row.broken_by != 0 && pg::has_committed(row.broken_by),
+        // long before nothing is kept of its transaction the row of a lease that was broken is marked released
+        broken: row.broken_by != 0 && pg::has_surely_committed(row.broken_by),
         standing,
     };
     let holding = Holding {

@@ -9,7 +9,7 @@
 //!   table keeps a number that is never too low (`table::held_at_most`); only where that reaches the quota it is
 //!   counted exactly.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use leasehold_core::rights::Pattern;
 
@@ -33,6 +33,8 @@ sql_function!(
 thread_local! {
     /// The rules of this database; None where they must be read (again).
     static RULES: RefCell<Option<Vec<Rule>>> = const { RefCell::new(None) };
+    /// Counts how often they may have changed.
+    static CHANGES: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Rule {
@@ -44,6 +46,7 @@ struct Rule {
 
 /// The rules may have changed. Neither raises nor allocates.
 pub fn rules_changed() {
+    CHANGES.set(CHANGES.get().wrapping_add(1));
     // where they are being used they are read again next time all the same
     RULES.with(|rules| {
         if let Ok(mut rules) = rules.try_borrow_mut() {
@@ -55,9 +58,9 @@ pub fn rules_changed() {
 /// 42501 where others are allowed the resource, and the current role is a member of none of them.
 pub fn check(resource: &Resource) -> Answer<()> {
     pg::take_note_of_changes();
-    let is_read = RULES.with_borrow(Option::is_some);
-    if !is_read {
+    while RULES.with_borrow(Option::is_none) {
         pg::hooks::watch_catalogs();
+        let before = CHANGES.get();
         let rules = ledger::rules(resource.ledger)?
             .into_iter()
             .filter_map(|(text, role)| {
@@ -69,7 +72,10 @@ pub fn check(resource: &Resource) -> Answer<()> {
                 })
             })
             .collect();
-        RULES.set(Some(rules));
+        // what has changed while they were read may not be among them
+        if CHANGES.get() == before {
+            RULES.set(Some(rules));
+        }
     }
     let deciding: Vec<(Oid, Vec<u8>)> = RULES.with_borrow(|rules| {
         let rules = rules.as_deref().unwrap_or_default();

@@ -269,14 +269,7 @@ pub fn define() {
         GucContext::Sighup,
         GucFlags::default(),
     );
-    GucRegistry::define_string_guc(
-        c"leasehold.notify_channel",
-        c"Channel on which each database tells of its events, for LISTEN.",
-        c"By the worker, after some seconds. Empty: none.",
-        &NOTIFY_CHANNEL,
-        GucContext::Sighup,
-        GucFlags::default(),
-    );
+    pg::guc::define_channel_setting(&NOTIFY_CHANNEL);
     GucRegistry::define_int_guc(
         c"leasehold.max_leases_per_role",
         c"Live leases that a role may hold in a database.",

@@ -113,6 +113,9 @@ impl Follower {
         let seen = *self.seen.get_or_insert(last);
         let mut databases = Vec::new();
         for (number, event) in events::after(seen) {
+            if number > last {
+                break;
+            }
             if logs {
                 events::log(number, &event);
             }
@@ -139,23 +142,27 @@ fn sweep_every() -> Duration {
 /// The worker of a database; `connect` connects it, or ends the process.
 pub fn run_for(database: Oid, connect: impl FnOnce()) {
     // before the connection, which fails when the database is gone: nobody tries again then
-    let sweeps = table::database(database, |known| {
+    let taken = table::database(database, |known| {
         known.is_connecting = true;
         known.marks_wanted = false;
-        std::mem::replace(&mut known.sweep_wanted, false)
+        let from = std::mem::replace(&mut known.told_up_to, known.tell_up_to);
+        let sweeps = std::mem::replace(&mut known.sweep_wanted, false);
+        (sweeps, from, known.tell_up_to)
     });
+    let (sweeps, tell_from, tell_up_to) = taken.unwrap_or_default();
     connect();
     table::database(database, |known| known.is_connecting = false);
     let until = Instant::now() + SPELL;
-    if let Some(channel) = settings::notify_channel() {
-        transaction(|| events::tell(database, &channel).unwrap_or_default());
-    }
     let more_marks = marks::run(database, until);
-    let more_rows = sweeps == Some(true) && sweep::run(until);
+    let more_rows = sweeps && sweep::run(until);
     if more_marks {
         table::want_marks(database);
     }
     if more_rows {
         table::want_sweep(database);
+    }
+    // last: an error of it ends the worker
+    if let Some(channel) = settings::notify_channel() {
+        transaction(|| events::tell(database, &channel, tell_from, tell_up_to).unwrap_or_default());
     }
 }

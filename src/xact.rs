@@ -2,7 +2,7 @@
 //!
 //! - Everything belongs to a subtransaction. An aborted one drops what it did; a committed one hands
 //!   it to its parent. Subtransactions nest, so what belongs to the innermost is at the end of a list.
-//! - A grant becomes a lease at COMMIT, while this transaction still holds the fence. Releases, and
+//! - A grant becomes a lease at COMMIT, while this transaction still holds the fence; a break takes effect there too. Releases, and
 //!   the undoing of grants, wait until the locks are gone: the next holder must find the fence free.
 //! - Nothing in the callbacks after the commit or at an abort may fail.
 
@@ -76,7 +76,6 @@ struct State {
     /// To be done once the locks are gone.
     grants_to_undo: Vec<Pending>,
     releases_to_do: Vec<Pending>,
-    breaks_to_do: Vec<Pending>,
     /// Takers may be waiting for the locks that go.
     wake_takers: bool,
 }
@@ -277,9 +276,14 @@ pub fn is_in_own_way(resource: &Resource) -> bool {
     if !BUSY.get() {
         return false;
     }
+    checked(resource.hash, &resource.name, |_| ()).is_some() || is_ending(resource)
+}
+
+/// Whether this transaction is going to release the lease on a resource, or break it, with its commit.
+pub fn is_ending(resource: &Resource) -> bool {
     let is_it = |pending: &Pending| pending.resource.name == resource.name;
-    checked(resource.hash, &resource.name, |_| ()).is_some()
-        || STATE
+    BUSY.get()
+        && STATE
             .with_borrow(|state| state.releases.iter().any(is_it) || state.breaks.iter().any(is_it))
 }
 
@@ -421,6 +425,18 @@ pub fn committed() {
                 table::want_marks(pg::database());
             }
         }
+        // before the lock goes for which the next to break it waits
+        for lease in state.breaks.drain(..) {
+            let due = table::change(lease.resource.key(), |entry| {
+                if entry.record.break_lease(lease.token, now_us) {
+                    ended(entry, &lease, Kind::Broken, now_us);
+                }
+                entry.record.due_mark().is_some()
+            });
+            if due == Some(true) {
+                table::want_marks(pg::database());
+            }
+        }
         // while the fences of their resources are still held
         if let Some(ledger) = state.deleting.take() {
             tokens::note_marked(pg::database(), ledger, pg::own_commit());
@@ -428,7 +444,6 @@ pub fn committed() {
         // by swapping, so that what is empty keeps its room
         let state = &mut *state;
         std::mem::swap(&mut state.releases_to_do, &mut state.releases);
-        std::mem::swap(&mut state.breaks_to_do, &mut state.breaks);
     });
     transaction_over();
 }
@@ -476,8 +491,7 @@ fn transaction_over() {
         BUSY.set(
             state.wake_takers
                 || !state.grants_to_undo.is_empty()
-                || !state.releases_to_do.is_empty()
-                || !state.breaks_to_do.is_empty(),
+                || !state.releases_to_do.is_empty(),
         );
     });
     NUMBER.set(NUMBER.get().wrapping_add(1).max(1));
@@ -511,21 +525,6 @@ pub fn locks_are_gone() {
             }
         }
     });
-    let breaks = with(|state| std::mem::take(&mut state.breaks_to_do));
-    if !breaks.is_empty() {
-        let now_us = pg::clock::now_us();
-        for lease in breaks {
-            let due = table::change(lease.resource.key(), |entry| {
-                if entry.record.break_lease(lease.token, now_us) {
-                    ended(entry, &lease, Kind::Broken, now_us);
-                }
-                entry.record.due_mark().is_some()
-            });
-            if due == Some(true) {
-                table::want_marks(pg::database());
-            }
-        }
-    }
     if with(|state| std::mem::take(&mut state.wake_takers)) {
         sessions::wake_takers();
     }

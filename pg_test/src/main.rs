@@ -49,6 +49,7 @@ mod shedding;
 mod sql;
 mod standby;
 mod sweep;
+mod telling;
 mod verdicts;
 mod waiting;
 mod watchdog;
@@ -154,7 +155,13 @@ const LAYERS: &[Layer] = &[
         name: "seen",
         about: "what is counted, and what the flight recorder tells",
         limit: USUAL,
-        tests: &[seen::TESTS, measured::TESTS, recorder::TESTS, ring::TESTS],
+        tests: &[
+            seen::TESTS,
+            measured::TESTS,
+            recorder::TESTS,
+            telling::TESTS,
+            ring::TESTS,
+        ],
     },
     Layer {
         name: "memory",

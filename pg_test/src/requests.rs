@@ -11,6 +11,8 @@ crate::tests![
     retry_while_the_first_is_open,
     retry_after_a_restart,
     retry_in_the_grace,
+    retry_presents_its_token,
+    retry_of_what_this_transaction_ends,
     retry_does_not_restart_the_ttl,
     other_requests_are_others,
     retry_after_the_end_is_a_new_request,
@@ -101,6 +103,34 @@ fn retry_while_the_first_is_open() {
             assert!(second > first);
         }
         assert!(other.release("r", second));
+    }
+}
+
+/// As an acquire does: a transaction whose answer was lost is run again as it is.
+fn retry_presents_its_token() {
+    let db = Db::new();
+    let mut s = db.session();
+    s.exec("CREATE TABLE doc (n int); SELECT fence_table('doc', 'r')");
+    for count in 1..=2_i64 {
+        s.exec("BEGIN");
+        assert!(ask(&mut s, FIRST).is_some());
+        s.exec("INSERT INTO doc VALUES (1); COMMIT");
+        assert_eq!(s.one::<i64>("SELECT count(*) FROM doc"), count);
+    }
+}
+
+fn retry_of_what_this_transaction_ends() {
+    let db = Db::new();
+    let mut s = db.session();
+    let token = granted(&mut s, FIRST);
+    for end in [
+        format!("SELECT release_lease('r', {token})"),
+        "SELECT break_lease('r')".to_owned(),
+    ] {
+        s.exec(&format!("BEGIN; {end}"));
+        assert_eq!(ask(&mut s, FIRST), None, "{end}");
+        s.exec("ROLLBACK");
+        assert_eq!(ask(&mut s, FIRST), Some(token));
     }
 }
 

@@ -25,6 +25,43 @@ pub fn define_token_setting(setting: &'static GucSetting<Option<CString>>) {
     }
 }
 
+/// Defines `leasehold.notify_channel`: it must be a name that NOTIFY takes.
+pub fn define_channel_setting(setting: &'static GucSetting<Option<CString>>) {
+    // SAFETY: the hook is guarded
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"leasehold.notify_channel",
+            c"Channel on which each database tells of its events, for LISTEN.",
+            c"By the worker, after some seconds. Empty: none.",
+            setting,
+            GucContext::Sighup,
+            GucFlags::default(),
+            Some(check_channel),
+            None,
+            None,
+        );
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn check_channel(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: PostgreSQL passes a valid C string, or null for no value; the copy is reported and forgotten
+    unsafe {
+        let is_name = value.is_null()
+            || (*value).is_null()
+            || CStr::from_ptr(*value).count_bytes() < pg_sys::NAMEDATALEN as usize;
+        if !is_name {
+            let detail = c"The name of a channel has 63 bytes at most.";
+            pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(detail.as_ptr());
+        }
+        is_name
+    }
+}
+
 /// Makes unknown settings under `leasehold.` an error.
 pub fn reserve_prefix() {
     // SAFETY: a C string that lives for ever
