@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use leasehold_core::name::{HOLDER_BYTES_MAX, default_holder};
 use leasehold_core::record::{Begin, End};
 
+use crate::drain::Drained;
 use crate::errors::{Answer, Refusal, code};
 use crate::events::{Event, Kind};
 use crate::fence::Presented;
@@ -132,7 +133,7 @@ fn attempt(request: &Request, waiting: &Waiting, pause: &impl Fn()) -> Answer<At
     if !is_retry {
         rights::check_quota()?;
     }
-    let begun = loop {
+    loop {
         let now_us = pg::clock::now_us();
         if now_us < database.grace_until_us && !waiting.waits() && !is_retry {
             return Ok(Attempt::Done(None));
@@ -143,7 +144,14 @@ fn attempt(request: &Request, waiting: &Waiting, pause: &impl Fn()) -> Answer<At
             pause();
         }
         match look(request, waiting, &database) {
-            Some(Look::Begun(begun)) => break begun,
+            Some(Look::Begun(begun)) => match take_over(request, waiting, &database, begun)? {
+                TakeOver::Granted(token) => return Ok(Attempt::Done(Some(token))),
+                TakeOver::InVain => {
+                    waiting.check_timeout()?;
+                    return Ok(Attempt::Done(None));
+                }
+                TakeOver::Deserted => {}
+            },
             Some(Look::Again(token, role)) => {
                 fence::check_role(resource, role, "acquire again")?;
                 // what an own acquire presents, a retry of it does
@@ -184,23 +192,22 @@ fn attempt(request: &Request, waiting: &Waiting, pause: &impl Fn()) -> Answer<At
                 resource.open(&database)?;
             }
         }
-    };
-    let Some(granted) = take_over(request, waiting, &database, begun)? else {
-        waiting.check_timeout()?;
-        return Ok(Attempt::Done(None));
-    };
-    finish(request, &database, &granted)?;
-    Ok(Attempt::Done(Some(granted.token)))
+    }
 }
 
 /// What is written of a grant that is recorded.
-fn finish(request: &Request, database: &Database, granted: &Granted) -> Answer<()> {
+fn finish(
+    request: &Request,
+    database: &Database,
+    granted: &Granted,
+    holding: &Holding,
+) -> Answer<()> {
     if !database.is_home {
         tokens::move_in(database)?;
     }
     if request.durable {
         tokens::note_ttl(database, request.ttl_us)?;
-        make_durable(request, granted)?;
+        make_durable(request, granted.token, holding)?;
         xact::grant_needs_the_disk();
     } else {
         write_for_memory(request, granted, database)?;
@@ -284,7 +291,16 @@ struct Granted {
     is_takeover: bool,
     /// So far the WAL must be kept for a lease in memory to rely on a row that is marked, or gone.
     marked_lsn: u64,
-    holding: Holding,
+}
+
+/// What comes of a grant that was begun.
+enum TakeOver {
+    /// Under this token.
+    Granted(i64),
+    /// Old transactions were still open when the time was over.
+    InVain,
+    /// It was taken for deserted, and another has begun his: this process was stopped.
+    Deserted,
 }
 
 /// Drains: takes the fence for the moment in which the grant is recorded, and stays inside it.
@@ -293,14 +309,26 @@ fn take_over(
     waiting: &Waiting,
     database: &Database,
     begun: Begun,
-) -> Answer<Option<Granted>> {
+) -> Answer<TakeOver> {
     let resource = &request.resource;
     // this transaction may itself have written under an older token
     let own_old = xact::checked(resource.hash, &resource.name, |_| ()).is_some();
-    if own_old || !drain::drain(resource, begun.over_us, waiting.until_us())? {
-        table::change(resource.key(), |entry| entry.record.abort(xact::owner()));
-        xact::grant_abandoned();
-        return Ok(None);
+    let drained = if own_old {
+        Drained::InVain
+    } else {
+        drain::drain(resource, begun.over_us, waiting.until_us())?
+    };
+    match drained {
+        Drained::Yes => {}
+        Drained::InVain => {
+            table::change(resource.key(), |entry| entry.record.abort(xact::owner()));
+            xact::grant_abandoned();
+            return Ok(TakeOver::InVain);
+        }
+        Drained::Deserted => {
+            xact::grant_abandoned();
+            return Ok(TakeOver::Deserted);
+        }
     }
     // in a lone statement the exclusive lock stays: the transaction ends at once, and until then nobody but
     // it may use the token anyhow
@@ -311,15 +339,22 @@ fn take_over(
     }
     let holding = holding(request);
     let granted = loop {
-        if let Some(granted) = rights::within_quota(|| record(request, database, &holding, begun))?
-        {
-            break granted;
+        match rights::within_quota(|| record(request, database, &holding, begun))? {
+            Recorded::Granted(granted) => break Some(granted),
+            Recorded::NotMine => break None,
+            Recorded::NoTokens => tokens::ensure(resource.ledger)?,
         }
-        tokens::ensure(resource.ledger)?;
     };
-    if !is_lone {
+    if granted.is_none() || !is_lone {
         pg::heavy::readmit_fence(resource.hash);
     }
+    let Some(granted) = granted else {
+        if !is_lone {
+            pg::heavy::leave_fence(resource.hash);
+        }
+        xact::grant_abandoned();
+        return Ok(TakeOver::Deserted);
+    };
     xact::grant_recorded(granted.token, granted.is_takeover);
     xact::note_checked(
         resource.hash,
@@ -332,21 +367,34 @@ fn take_over(
             users: fence::users(),
         },
     );
-    Ok(Some(granted))
+    finish(request, database, &granted, &holding)?;
+    Ok(TakeOver::Granted(granted.token))
 }
 
-/// Records the grant under the next token, or None when the block of tokens is used up.
+/// What comes of recording it.
+enum Recorded {
+    Granted(Granted),
+    /// Another grant is in progress.
+    NotMine,
+    /// The block of tokens is used up.
+    NoTokens,
+}
+
+/// Records the grant under the next token.
 fn record(
     request: &Request,
     database: &Database,
     holding: &Holding,
     begun: Begun,
-) -> Answer<Option<Granted>> {
+) -> Answer<Recorded> {
     let resource = &request.resource;
     let owner = xact::owner();
     let recorded = table::change(resource.key(), |entry| {
+        if entry.record.grant.owner != owner {
+            return Ok(Recorded::NotMine);
+        }
         let Some((token, marked_lsn)) = database.take_token() else {
-            return Ok(None);
+            return Ok(Recorded::NoTokens);
         };
         let now_us = pg::clock::now_us();
         let row_open = entry.record.row_open;
@@ -370,18 +418,18 @@ fn record(
             entry.record.lease.deadline_us
         });
         entry.holding = *holding;
-        Ok(Some(Granted {
+        Ok(Recorded::Granted(Granted {
             token,
             row_open,
             is_takeover,
             marked_lsn,
-            holding: *holding,
         }))
     });
     match recorded {
         Some(Ok(recorded)) => Ok(recorded),
         Some(Err((token, t_max))) => Err(token_behind(resource, token, t_max)),
-        None => Err(internal("an entry with a grant in progress was reclaimed")),
+        // deserted, taken by another, and gone since
+        None => Ok(Recorded::NotMine),
     }
 }
 
@@ -449,25 +497,25 @@ fn own_label(pid: i32) -> Bytes<HOLDER_BYTES_MAX> {
     label
 }
 
-fn make_durable(request: &Request, granted: &Granted) -> Answer<()> {
+fn make_durable(request: &Request, token: i64, holding: &Holding) -> Answer<()> {
     let resource = &request.resource;
     let written = ledger::write(
         resource.ledger,
         &NewRow {
             resource: &resource.name,
-            token: granted.token,
+            token,
             ttl_us: request.ttl_us,
-            holder: granted.holding.holder.as_slice(),
-            role: granted.holding.role,
-            granted_at: granted.holding.granted_at,
+            holder: holding.holder.as_slice(),
+            role: holding.role,
+            granted_at: holding.granted_at,
             request: request.request,
         },
     )?;
     if !written {
-        return Err(token_behind(resource, granted.token, i64::MAX));
+        return Err(token_behind(resource, token, i64::MAX));
     }
     match &request.metadata {
-        Some(text) => ledger::put_metadata(resource.ledger, &resource.name, granted.token, text),
+        Some(text) => ledger::put_metadata(resource.ledger, &resource.name, token, text),
         None => Ok(()),
     }
 }
@@ -484,10 +532,6 @@ fn token_behind(resource: &Resource, token: i64, t_max: i64) -> Refusal {
         format!("The last one is {t_max}: leasehold.ledger or leasehold.token_seq was changed by hand.")
     })
     .hint("SELECT setval('leasehold.token_seq', (SELECT max(token) FROM leasehold.ledger)); then restart the server.")
-}
-
-fn internal(what: &str) -> Refusal {
-    Refusal::new(code::INTERNAL, what)
 }
 
 /// Where the snapshot is older than the grant, the taker would not see the last holder's writes.

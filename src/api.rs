@@ -373,28 +373,13 @@ fn break_lease(call: &Call) -> Answer<Value> {
     check_administrator("break a lease")?;
     pg::heavy::lock_break(resource.hash);
     let database = resources::database(resource.ledger)?;
-    let resources::Found::Shared(entry) = resource.find(&database)? else {
-        // nowhere, or with no room for an entry: then it is marked all the same
-        return break_unseen(&resource, &database);
-    };
+    // one that has no room in the table is broken in the ledger alone
+    let entry = resource.find(&database)?.entry();
     let Some(token) = entry.record.breakable() else {
         return Ok(Value::Null);
     };
-    end_by_force(&resource, token)
-}
-
-/// One that only the ledger knows, because the table is full of live leases.
-fn break_unseen(resource: &Resource, database: &Database) -> Answer<Value> {
-    let found = resource.peek(Some(database))?;
-    match found.and_then(|(entry, _)| entry.record.breakable()) {
-        Some(token) => end_by_force(resource, token),
-        None => Ok(Value::Null),
-    }
-}
-
-fn end_by_force(resource: &Resource, token: i64) -> Answer<Value> {
     ledger::mark_broken(resource.ledger, &resource.name, token)?;
-    xact::break_at_commit(resource, token);
+    xact::break_at_commit(&resource, token);
     Ok(Value::I64(token))
 }
 
@@ -554,10 +539,7 @@ fn all_leases(call: &Call) -> Answer<Value> {
 fn all_fences(call: &Call) -> Answer<Value> {
     check_preloaded()?;
     let ledger = ledger::oid()?;
-    let entries = match primary_database(ledger)? {
-        Some(_) => table::entries(pg::database(), ledger),
-        None => Vec::new(),
-    };
+    let entries = entries(ledger)?;
     let mut rows = Rows::start(call);
     for (name, _) in &entries {
         let (classid, objid, _) = pg::heavy::fence_tag(name::hash(name.as_slice()));
@@ -577,10 +559,7 @@ const CONTENDED: usize = 100;
 fn all_contended(call: &Call) -> Answer<Value> {
     check_preloaded()?;
     let ledger = ledger::oid()?;
-    let mut entries = match primary_database(ledger)? {
-        Some(_) => table::entries(pg::database(), ledger),
-        None => Vec::new(),
-    };
+    let mut entries = entries(ledger)?;
     entries.retain(|(_, entry)| entry.contention.all() != 0);
     entries.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.contention.all()));
     let mut rows = Rows::start(call);
@@ -604,6 +583,14 @@ fn all_contended(call: &Call) -> Answer<Value> {
         ]);
     }
     Ok(Value::Void)
+}
+
+/// What the shared table has; nothing on a standby.
+fn entries(ledger: pg::Oid) -> Answer<Vec<table::Named>> {
+    Ok(match primary_database(ledger)? {
+        Some(_) => table::entries(pg::database(), ledger),
+        None => Vec::new(),
+    })
 }
 
 /// None on a standby.
@@ -655,11 +642,7 @@ fn push_lease(rows: &mut Rows, of: &Shown, found: Option<&Entry>, database: Opti
             Field::Null,
             Field::Text(shown.as_bytes()),
             Field::Null,
-            if grace_us > 0 {
-                Field::Interval(grace_us)
-            } else {
-                Field::Null
-            },
+            Field::unless_zero(grace_us.max(0), Field::Interval),
             Field::Null,
             Field::Null,
             Field::Null,
@@ -694,26 +677,14 @@ fn push_lease(rows: &mut Rows, of: &Shown, found: Option<&Entry>, database: Opti
         Field::Interval(ttl_us),
         Field::Interval(deadline_us.saturating_sub(now_us).max(grace_us).max(0)),
         Field::Timestamp(holding.granted_at),
-        optional(holding.renewed_at, Field::Timestamp),
+        Field::unless_zero(holding.renewed_at, Field::Timestamp),
         Field::Oid(holding.role),
-        if holding.pid == 0 {
-            Field::Null
-        } else {
-            Field::I32(holding.pid)
-        },
+        Field::unless_zero(holding.pid, Field::I32),
         Field::Bool(durable),
         Field::I32(writers),
         Field::I32(waiters),
         metadata.map_or(Field::Null, |(_, text)| Field::Json(text)),
     ]);
-}
-
-fn optional<'a>(value: i64, field: fn(i64) -> Field<'a>) -> Field<'a> {
-    if value == 0 {
-        Field::Null
-    } else {
-        field(value)
-    }
 }
 
 /// The state as it is called in SQL. `grace_us`: so long nothing is granted, for leases that the server does not

@@ -14,13 +14,15 @@
 //! Whoever drains an old lease has the grant in progress, so it is one taker at a time; the others are refused
 //! at once.
 
+use std::cell::Cell;
+
 use crate::errors::{self, Answer, code};
 use crate::events::{self, Event, Kind};
 use crate::pg::sessions::{self, Drain, Fate};
 use crate::pg::{self, heavy};
 use crate::resources::Resource;
 use crate::stats::{self, Count};
-use crate::{ledger, settings, table};
+use crate::{ledger, settings, table, xact};
 
 /// How long what is ending by itself is waited for.
 const MOMENT_US: i64 = 10_000;
@@ -32,16 +34,37 @@ const LOOK_AGAIN_US: std::ops::RangeInclusive<i64> = 2_000..=50_000;
 /// A taker that is in the queue of its resource looks there so often.
 const QUEUED_US: i64 = 500_000;
 
-/// Takes the fence lock in exclusive mode, as soon as nobody is inside under an old token. False where it
-/// can't be had: the grant must be given up for now. `over_us`: since when the last lease is over. `until_us`: how
+/// What comes of a drain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drained {
+    /// The fence lock is held in exclusive mode.
+    Yes,
+    /// It can't be had: the grant must be given up for now.
+    InVain,
+    /// The grant in progress is not this taker's any more: his process was stopped for too long.
+    Deserted,
+}
+
+/// Takes the fence lock in exclusive mode, as soon as nobody is inside under an old token. `over_us`: since when the last lease is over. `until_us`: how
 /// long the taker waits in any case; 0 for one that does not.
-pub fn drain(resource: &Resource, over_us: i64, until_us: i64) -> Answer<bool> {
+pub fn drain(resource: &Resource, over_us: i64, until_us: i64) -> Answer<Drained> {
     if heavy::try_exclude_fence(resource.hash) {
-        return Ok(true);
+        return Ok(Drained::Yes);
     }
+    let owner = xact::owner();
+    let is_deserted = Cell::new(false);
     let is_drained = wait_out(resource, over_us, until_us, || {
-        heavy::try_exclude_fence(resource.hash)
+        // who waits for long must be seen to be there, or another takes his place
+        let is_mine = until_us == 0
+            || table::change(resource.key(), |entry| {
+                entry.record.attend(owner, pg::clock::now_us())
+            }) == Some(true);
+        is_deserted.set(!is_mine);
+        !is_mine || heavy::try_exclude_fence(resource.hash)
     })?;
+    if is_deserted.get() {
+        return Ok(Drained::Deserted);
+    }
     if is_drained {
         stats::count(Count::Drains);
         table::read(resource.key(), |entry| {
@@ -49,7 +72,11 @@ pub fn drain(resource: &Resource, over_us: i64, until_us: i64) -> Answer<bool> {
             event.of(entry.record.lease.token, &entry.holding).record();
         });
     }
-    Ok(is_drained)
+    Ok(if is_drained {
+        Drained::Yes
+    } else {
+        Drained::InVain
+    })
 }
 
 /// Waits until a grant is no longer in progress whose transaction is open for longer than its lease. Nobody
@@ -74,6 +101,8 @@ fn wait_out(
     let mut give_up_us = begun_us.saturating_add(MOMENT_US);
     let mut is_reported = false;
     loop {
+        // before the question whether it is still this taker's business: who comes to hold it later is none
+        let holders = heavy::fence_holders(resource.hash);
         if is_done() {
             return Ok(true);
         }
@@ -89,7 +118,7 @@ fn wait_out(
             0 => entry.record.lease.token,
             token => token,
         });
-        for holder in heavy::fence_holders(resource.hash) {
+        for holder in holders {
             match sessions::ask(holder, policy, may, now_us) {
                 Fate::Ending => {}
                 Fate::Left => is_anyone_left = true,

@@ -358,46 +358,24 @@ fn all_events(call: &Call) -> Answer<Value> {
         if (event.facts.database, event.facts.ledger) != (database, ledger) {
             continue;
         }
-        let optional_oid = |oid| {
-            if oid == 0 {
-                Field::Null
-            } else {
-                Field::Oid(oid)
-            }
-        };
-        let optional_i64 = |value| {
-            if value == 0 {
-                Field::Null
-            } else {
-                Field::I64(value)
-            }
-        };
-        let optional_text = |text: &'static str| Field::Text(text.as_bytes());
+        let facts = &event.facts;
         rows.push(&[
             Field::I64(number as i64),
-            Field::Timestamp(event.facts.at),
-            optional_text(event.facts.kind.name()),
+            Field::Timestamp(facts.at),
+            Field::Text(facts.kind.name().as_bytes()),
             Field::Text(event.resource.as_slice()),
-            optional_i64(event.facts.token),
-            optional_i64(event.facts.presented),
-            some_text(event.holder.as_slice()),
-            match event.facts.sqlstate {
+            Field::unless_zero(facts.token, Field::I64),
+            Field::unless_zero(facts.presented, Field::I64),
+            Field::unless_empty(event.holder.as_slice()),
+            match facts.sqlstate {
                 NO_SQLSTATE => Field::Null,
-                _ => Field::Text(&event.facts.sqlstate),
+                _ => Field::Text(&facts.sqlstate),
             },
-            optional_oid(event.facts.relation),
-            optional_oid(event.facts.role),
-            Field::I32(event.facts.pid),
-            some_text(event.application.as_slice()),
+            Field::unless_zero(facts.relation, Field::Oid),
+            Field::unless_zero(facts.role, Field::Oid),
+            Field::I32(facts.pid),
+            Field::unless_empty(event.application.as_slice()),
         ]);
     }
     Ok(Value::Void)
-}
-
-fn some_text(text: &[u8]) -> Field<'_> {
-    if text.is_empty() {
-        Field::Null
-    } else {
-        Field::Text(text)
-    }
 }

@@ -31,10 +31,10 @@ sql_function!(
 );
 
 thread_local! {
-    /// The rules of this database; None where they must be read (again).
-    static RULES: RefCell<Option<Vec<Rule>>> = const { RefCell::new(None) };
-    /// Counts how often they may have changed.
-    static CHANGES: Cell<u64> = const { Cell::new(0) };
+    /// Counts how often the rules of this database may have changed.
+    static CHANGES: Cell<u64> = const { Cell::new(1) };
+    /// The rules, as of that number of changes.
+    static RULES: RefCell<(u64, Vec<Rule>)> = const { RefCell::new((0, Vec::new())) };
 }
 
 struct Rule {
@@ -47,20 +47,15 @@ struct Rule {
 /// The rules may have changed. Neither raises nor allocates.
 pub fn rules_changed() {
     CHANGES.set(CHANGES.get().wrapping_add(1));
-    // where they are being used they are read again next time all the same
-    RULES.with(|rules| {
-        if let Ok(mut rules) = rules.try_borrow_mut() {
-            *rules = None;
-        }
-    });
 }
 
 /// 42501 where others are allowed the resource, and the current role is a member of none of them.
 pub fn check(resource: &Resource) -> Answer<()> {
     pg::take_note_of_changes();
-    while RULES.with_borrow(Option::is_none) {
+    // what changes while they are read may not be among them
+    while RULES.with_borrow(|(changes, _)| *changes) != CHANGES.get() {
         pg::hooks::watch_catalogs();
-        let before = CHANGES.get();
+        let changes = CHANGES.get();
         let rules = ledger::rules(resource.ledger)?
             .into_iter()
             .filter_map(|(text, role)| {
@@ -72,13 +67,9 @@ pub fn check(resource: &Resource) -> Answer<()> {
                 })
             })
             .collect();
-        // what has changed while they were read may not be among them
-        if CHANGES.get() == before {
-            RULES.set(Some(rules));
-        }
+        RULES.set((changes, rules));
     }
-    let deciding: Vec<(Oid, Vec<u8>)> = RULES.with_borrow(|rules| {
-        let rules = rules.as_deref().unwrap_or_default();
+    let deciding: Vec<(Oid, Vec<u8>)> = RULES.with_borrow(|(_, rules)| {
         let matching = || {
             let rules = rules.iter();
             rules.filter(|rule| rule.pattern.matches(&resource.name))

@@ -58,35 +58,32 @@ pub enum Count {
 /// How many there are.
 pub const COUNTS: usize = Count::RefusedFull as usize + 1;
 
-/// Of this database.
-fn own() -> Option<&'static Counters> {
-    of_place(table::known_database(pg::database())?.place)
+fn of(database: pg::Oid) -> Option<&'static Counters> {
+    of_place(table::with_known_database(database, |known| known.place)?)
+}
+
+/// Counts one, in this database.
+pub fn count(what: Count) {
+    count_in(pg::database(), what);
 }
 
 /// Counts one.
-pub fn count(what: Count) {
-    if let Some(stats) = own() {
-        stats.counts[what as usize].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Counts one in another database.
 pub fn count_in(database: pg::Oid, what: Count) {
-    if let Some(stats) = table::known_database(database).and_then(|known| of_place(known.place)) {
+    if let Some(stats) = of(database) {
         stats.counts[what as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Counts how long somebody waited.
 pub fn waited(us: i64) {
-    if let Some(stats) = own() {
+    if let Some(stats) = of(pg::database()) {
         stats.waits[bucket_of(us)].fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Counts how long a lease was held.
 pub fn held(us: i64) {
-    if let Some(stats) = own() {
+    if let Some(stats) = of(pg::database()) {
         stats.holds[bucket_of(us)].fetch_add(1, Ordering::Relaxed);
     }
 }

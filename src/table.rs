@@ -23,7 +23,7 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -33,9 +33,10 @@ use leasehold_core::queue::{Holds, Queue};
 use leasehold_core::record::Record;
 use leasehold_core::token::{Block, SharedBlock};
 use pgrx::pg_sys;
-use pgrx::{PgSharedMemoryInitialization, pg_guard, pg_shmem_init};
+use pgrx::{pg_guard, pg_shmem_init};
 
 use crate::pg::lwlock::{Held, LwLock};
+use crate::pg::shmem::Memory;
 use crate::pg::waiters::{self, Waiter};
 use crate::pg::{self, Oid};
 use crate::{events, settings, stats};
@@ -46,8 +47,6 @@ const PARTITIONS_MAX: usize = 4096;
 const LEASES_PER_PARTITION: usize = 1024;
 /// Databases that can use leasehold at once; what is over is reclaimed when the database is gone.
 pub const DATABASES: usize = 512;
-/// Index of `AddinShmemInitLock` among the main LWLocks, the same in PostgreSQL 15 to 18.
-const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 const NONE: u32 = u32::MAX;
 
 /// What names a resource in the table.
@@ -272,7 +271,7 @@ impl Entry {
         if self.queue.is_empty() {
             return None;
         }
-        let grace_us = known_database(database).map_or(0, |known| known.grace_until_us);
+        let grace_us = with_known_database(database, |known| known.grace_until_us).unwrap_or(0);
         let next_us = self.record.could_be_had_us(pg::clock::now_us());
         let next_us = next_us.max(grace_us);
         self.queue.ring(&mut waiters::All, next_us)
@@ -303,21 +302,12 @@ pub fn held_at_most(database: Oid, role: Oid) -> u32 {
 
 /// How many live leases a role holds, and grants in progress.
 pub fn held_by(database: Oid, ledger: Oid, role: Oid, now_us: i64) -> u32 {
-    let geometry = Geometry::current();
     let mut held = 0;
-    for index in 0..geometry.partitions {
-        let locked = locked_partition(geometry, index, false);
-        for slot in 0..geometry.slots {
-            // SAFETY: the lock is held
-            let slot = unsafe { &*locked.view.slot(slot as u32) };
+    for locked in partitions() {
+        for slot in locked.view.slots_of((database, ledger)) {
             let record = &slot.entry.record;
             let is_held = record.grant.token != 0 || record.is_live(now_us);
-            if (slot.database, slot.ledger) == (database, ledger)
-                && slot.entry.holding.role == role
-                && is_held
-            {
-                held += 1;
-            }
+            held += u32::from(is_held && slot.entry.holding.role == role);
         }
     }
     held
@@ -451,16 +441,10 @@ struct Header {
     tokens: [Tokens; DATABASES],
 }
 
-/// Addresses in this process; null until the startup hook has run.
-struct Table {
-    header: AtomicPtr<Header>,
-    locks: AtomicPtr<pg_sys::LWLockPadded>,
-}
-
-static TABLE: Table = Table {
-    header: AtomicPtr::new(std::ptr::null_mut()),
-    locks: AtomicPtr::new(std::ptr::null_mut()),
-};
+// SAFETY: writes all of it that is read later
+static MEMORY: Memory = unsafe { Memory::new(NAME, || Geometry::current().total(), begin) }
+    .with_locks(|| Geometry::current().locks())
+    .and_then(crate::marks::at_startup);
 
 /// Sizes that follow from `max_leases`, which cannot change while the server runs.
 #[derive(Clone, Copy)]
@@ -537,47 +521,16 @@ impl Geometry {
 
 /// Asks for the memory. Only while preloading, after the settings are defined.
 pub fn register() {
-    pg_shmem_init!(TABLE = ());
+    pg_shmem_init!(MEMORY = ());
 }
 
-impl PgSharedMemoryInitialization for Table {
-    type Value = ();
-
-    unsafe fn on_shmem_request(&'static self) {
-        let geometry = Geometry::current();
-        // SAFETY: called from the request hook, where both are allowed
-        unsafe {
-            pg_sys::RequestAddinShmemSpace(geometry.total());
-            pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), geometry.locks() as i32);
-        }
-    }
-
-    unsafe fn on_shmem_startup(&'static self, _value: ()) {
-        // the hook runs again after a crash, and these would point into the memory that is gone
-        self.header.store(std::ptr::null_mut(), Ordering::Release);
-        self.locks.store(std::ptr::null_mut(), Ordering::Release);
-        let geometry = Geometry::of(settings::max_leases());
-        geometry.note();
-        // SAFETY: called from the startup hook; the lock is one of the main array, held around the
-        // look-up and the first initialisation, as `ShmemInitStruct` demands
-        unsafe {
-            let lock = LwLock::at(pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK));
-            let held = lock.exclusive();
-            let mut found = false;
-            let memory = pg_sys::ShmemInitStruct(NAME.as_ptr(), geometry.total(), &mut found);
-            let header = memory.cast::<Header>();
-            if !found {
-                initialise(header, geometry);
-            }
-            drop(held);
-            self.locks.store(
-                pg_sys::GetNamedLWLockTranche(NAME.as_ptr()),
-                Ordering::Release,
-            );
-            self.header.store(header, Ordering::Release);
-        }
-        crate::marks::at_startup();
-    }
+/// # Safety
+/// `memory` is as large as the geometry says.
+unsafe fn begin(memory: *mut u8) {
+    let geometry = Geometry::of(settings::max_leases());
+    geometry.note();
+    // SAFETY: by the caller
+    unsafe { initialise(memory.cast(), geometry) };
 }
 
 /// # Safety
@@ -629,22 +582,20 @@ unsafe fn initialise(header: *mut Header, geometry: Geometry) {
     }
 }
 
+/// The last lock is that of the databases.
+fn databases_lock() -> LwLock {
+    MEMORY.lock(Geometry::current().locks() - 1)
+}
+
 /// Whether the shared table is there: the library was preloaded.
 pub fn is_ready() -> bool {
-    !TABLE.header.load(Ordering::Acquire).is_null()
+    !MEMORY.start().is_null()
 }
 
 fn header() -> *mut Header {
-    let header = TABLE.header.load(Ordering::Acquire);
+    let header = MEMORY.start();
     assert!(!header.is_null(), "the shared table is not there");
-    header
-}
-
-fn lock(index: usize) -> LwLock {
-    let locks = TABLE.locks.load(Ordering::Acquire);
-    assert!(!locks.is_null(), "the locks are not there");
-    // SAFETY: the tranche has as many locks as the geometry says, and `index` is below that
-    unsafe { LwLock::at(locks.add(index)) }
+    header.cast()
 }
 
 /// Addresses of one partition.
@@ -684,6 +635,14 @@ impl View {
         debug_assert!((index as usize) < self.geometry.slots);
         // SAFETY: indices in the chains are those of `initialise`
         unsafe { self.slots.add(index as usize) }
+    }
+
+    /// The slots that hold resources of a ledger, while the partition's lock is held.
+    fn slots_of(&self, of: (Oid, Oid)) -> impl Iterator<Item = &Slot> {
+        (0..self.geometry.slots as u32)
+            // SAFETY: the lock is held; nobody changes the slot, but for a number that is looked at by itself
+            .map(|index| unsafe { &*self.slot(index) })
+            .filter(move |slot| (slot.database, slot.ledger) == of)
     }
 
     fn find(&self, key: Key) -> Option<u32> {
@@ -796,7 +755,7 @@ fn locked(hash: u64, exclusive: bool) -> Locked {
 }
 
 fn locked_partition(geometry: Geometry, index: usize, exclusive: bool) -> Locked {
-    let lock = lock(index);
+    let lock = MEMORY.lock(index);
     // SAFETY: the header is the start of the memory; the index is below the number of partitions
     let view = unsafe { View::at(header(), geometry, index) };
     let held = if exclusive {
@@ -805,6 +764,12 @@ fn locked_partition(geometry: Geometry, index: usize, exclusive: bool) -> Locked
         lock.share()
     };
     Locked { view, _held: held }
+}
+
+/// All partitions, one after the other under its shared lock.
+fn partitions() -> impl Iterator<Item = Locked> {
+    let geometry = Geometry::current();
+    (0..geometry.partitions).map(move |index| locked_partition(geometry, index, false))
 }
 
 /// Reads the entry of a resource, under the shared lock.
@@ -917,21 +882,19 @@ pub fn insert(key: Key, entry: &Entry, generation: u64, now_us: i64) -> Insert {
     Insert::Present
 }
 
+/// A resource and its entry.
+pub type Named = (Bytes<RESOURCE_BYTES_MAX>, Entry);
+
 /// Copies of all entries of a ledger, partition by partition.
-pub fn entries(database: Oid, ledger: Oid) -> Vec<(Bytes<RESOURCE_BYTES_MAX>, Entry)> {
+pub fn entries(database: Oid, ledger: Oid) -> Vec<Named> {
     let geometry = Geometry::current();
     let mut all = Vec::new();
     for index in 0..geometry.partitions {
         // room for every slot of the partition, so that nothing is allocated under the lock
         all.reserve(geometry.slots);
         let locked = locked_partition(geometry, index, false);
-        for slot in 0..geometry.slots {
-            // SAFETY: the lock is held
-            let slot = unsafe { &*locked.view.slot(slot as u32) };
-            if slot.database == database && slot.ledger == ledger {
-                all.push((slot.resource, slot.entry));
-            }
-        }
+        let slots = locked.view.slots_of((database, ledger));
+        all.extend(slots.map(|slot| (slot.resource, slot.entry)));
     }
     all
 }
@@ -941,16 +904,10 @@ pub type Queued = (Bytes<RESOURCE_BYTES_MAX>, i32, Waiter);
 
 /// All who wait for resources of a ledger.
 pub fn waiters(database: Oid, ledger: Oid) -> Vec<Queued> {
-    let geometry = Geometry::current();
+    // room for all there can be, so that nothing is allocated under the lock
     let mut all = Vec::with_capacity(waiters::most());
-    for index in 0..geometry.partitions {
-        let locked = locked_partition(geometry, index, false);
-        for slot in 0..geometry.slots {
-            // SAFETY: the lock is held
-            let slot = unsafe { &*locked.view.slot(slot as u32) };
-            if slot.database != database || slot.ledger != ledger {
-                continue;
-            }
+    for locked in partitions() {
+        for slot in locked.view.slots_of((database, ledger)) {
             let mut next = slot.entry.queue.first();
             let mut position = 0;
             while let Some(number) = next
@@ -1009,18 +966,12 @@ fn due_marks_of(
 ) {
     let geometry = Geometry::current();
     let locked = locked_partition(geometry, index, false);
-    for slot in 0..geometry.slots {
-        if due.len() >= most {
-            return;
-        }
-        // SAFETY: the lock is held
-        let slot = unsafe { &*locked.view.slot(slot as u32) };
-        if (slot.database, slot.ledger) == of
-            && let Some(token) = slot.entry.record.due_mark()
-        {
-            due.push((slot.resource, token));
-        }
-    }
+    let marks = locked
+        .view
+        .slots_of(of)
+        .filter_map(|slot| Some((slot.resource, slot.entry.record.due_mark()?)));
+    // callers have made room for so many
+    due.extend(marks.take(most.saturating_sub(due.len())));
 }
 
 /// The databases that were used. Without locks: only for the postmaster, when all other processes are
@@ -1039,20 +990,14 @@ pub fn entries_at_shutdown(database: Oid, ledger: Oid) -> Vec<Entry> {
     for index in 0..geometry.partitions {
         // SAFETY: the memory is still there; nobody else is
         let view = unsafe { View::at(header(), geometry, index) };
-        for slot in 0..geometry.slots {
-            // SAFETY: as above
-            let slot = unsafe { &*view.slot(slot as u32) };
-            if slot.database == database && slot.ledger == ledger {
-                entries.push(slot.entry);
-            }
-        }
+        entries.extend(view.slots_of((database, ledger)).map(|slot| slot.entry));
     }
     entries
 }
 
 /// Has the worker mark releases of a database. Cheap when it is going to anyway; cannot fail.
 pub fn want_marks(oid: Oid) {
-    if known_database(oid).is_some_and(|known| known.marks_wanted) {
+    if with_known_database(oid, |known| known.marks_wanted) == Some(true) {
         return;
     }
     database(oid, |known| known.marks_wanted = true);
@@ -1075,7 +1020,7 @@ pub fn want_telling(oid: Oid, from: u64, up_to: u64) {
 
 /// Has the worker look for old rows in every database that was used since the start and is there.
 pub fn want_sweeps() {
-    let held = lock(Geometry::current().locks() - 1).exclusive();
+    let held = databases_lock().exclusive();
     // SAFETY: the lock is held exclusively; this is the only reference
     let databases = unsafe { &mut (*header()).databases };
     let used = databases.iter_mut().filter(|d| d.oid != 0 && d.ledger != 0);
@@ -1087,7 +1032,7 @@ pub fn want_sweeps() {
 /// The databases that `wanted` picks.
 pub fn databases_where(wanted: impl Fn(&Database) -> bool) -> Vec<Oid> {
     let mut all = Vec::with_capacity(DATABASES);
-    let held = lock(Geometry::current().locks() - 1).share();
+    let held = databases_lock().share();
     // SAFETY: the lock is held
     let databases = unsafe { &(*header()).databases };
     all.extend(
@@ -1129,7 +1074,7 @@ pub fn writable_since(now_us: i64) -> i64 {
 /// Changes what is known of a database, under the databases' lock; makes a place for it where there
 /// is none. None when all places are taken: see [`forget_databases`].
 pub fn database<R>(oid: Oid, change: impl FnOnce(&mut Database) -> R) -> Option<R> {
-    let held = lock(Geometry::current().locks() - 1).exclusive();
+    let held = databases_lock().exclusive();
     // SAFETY: the lock is held exclusively; this is the only reference
     let databases = unsafe { &mut (*header()).databases };
     let place = databases
@@ -1194,7 +1139,7 @@ impl Database {
 /// Notes that a T_max of a ledger is forgotten that is nowhere else. Neither errors nor allocates: a
 /// partition's lock may be held.
 pub fn raise_forgotten(oid: Oid, ledger: Oid, t_max: i64) {
-    let held = lock(Geometry::current().locks() - 1).exclusive();
+    let held = databases_lock().exclusive();
     // SAFETY: the lock is held exclusively; this is the only reference
     let databases = unsafe { &mut (*header()).databases };
     let known = databases.iter_mut().find(|d| d.oid == oid);
@@ -1207,32 +1152,36 @@ pub fn raise_forgotten(oid: Oid, ledger: Oid, t_max: i64) {
 
 thread_local! {
     /// What was known of this backend's database, as of that change of the databases.
-    static KNOWN: Cell<(u64, Database)> = const { Cell::new((0, Database::UNUSED)) };
+    static KNOWN: RefCell<(u64, Database)> = const { RefCell::new((0, Database::UNUSED)) };
 }
 
 /// What is known of a database: as this backend has seen it last, if nothing was changed since.
 pub fn known_database(oid: Oid) -> Option<Database> {
+    with_known_database(oid, |known| *known)
+}
+
+/// The same, without a copy. Neither raises nor allocates.
+pub fn with_known_database<R>(oid: Oid, look: impl Fn(&Database) -> R) -> Option<R> {
     // SAFETY: the header lives as long as the process
     let changes = unsafe { &(*header()).changes };
-    let (seen, known) = KNOWN.get();
-    if known.oid == oid && seen == changes.load(Ordering::Acquire) {
-        return Some(known);
+    let is_new = |(seen, known): &(u64, Database)| {
+        known.oid != oid || *seen != changes.load(Ordering::Acquire)
+    };
+    if KNOWN.with_borrow(is_new) {
+        let held = databases_lock().share();
+        let seen = changes.load(Ordering::Acquire);
+        // SAFETY: the lock is held
+        let databases = unsafe { &(*header()).databases };
+        let known = databases.iter().find(|d| d.oid == oid).copied();
+        drop(held);
+        KNOWN.set((seen, known?));
     }
-    let held = lock(Geometry::current().locks() - 1).share();
-    let seen = changes.load(Ordering::Acquire);
-    // SAFETY: the lock is held
-    let databases = unsafe { &(*header()).databases };
-    let known = databases.iter().find(|d| d.oid == oid).copied();
-    drop(held);
-    if let Some(known) = known {
-        KNOWN.set((seen, known));
-    }
-    known
+    Some(KNOWN.with_borrow(|(_, known)| look(known)))
 }
 
 /// Gives the place of a database back: it has been dropped.
 pub fn forget_database(oid: Oid) {
-    let held = lock(Geometry::current().locks() - 1).exclusive();
+    let held = databases_lock().exclusive();
     // SAFETY: the lock is held exclusively
     let databases = unsafe { &mut (*header()).databases };
     if let Some(database) = databases.iter_mut().find(|d| d.oid == oid) {

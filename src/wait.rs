@@ -175,14 +175,15 @@ impl Drop for Waiting {
 
 /// How long one with so many ahead would have to wait.
 fn expected_us(entry: &Entry, ahead: u32, now_us: i64) -> i64 {
-    let could_us = entry.record.could_be_had_us(now_us);
-    let elapsed_us = match entry.held_since_us {
-        0 => 0,
-        since_us => now_us.saturating_sub(since_us),
+    // one that is over, and is being drained, says nothing of how long that will take
+    let record = &entry.record;
+    let left_us = if record.is_live(now_us) || record.grant.token != 0 {
+        record.could_be_had_us(now_us).saturating_sub(now_us)
+    } else {
+        0
     };
-    entry
-        .holds
-        .expected_wait_us(ahead, elapsed_us, could_us.saturating_sub(now_us))
+    let elapsed_us = entry.held_us(now_us).unwrap_or(0);
+    entry.holds.expected_wait_us(ahead, elapsed_us, left_us)
 }
 
 /// Leaves the queue that this backend is in, if any. Neither raises nor allocates: the process may be ending.

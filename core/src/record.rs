@@ -15,6 +15,8 @@
 //!   passed a verdict on an older token is still open then. This module cannot see that lock: the
 //!   model checker in `tests/model.rs` proves what holds with it, and what breaks without.
 
+use crate::queue::PATIENCE_US;
+
 /// Microseconds, of a clock that no one can set or of a duration.
 pub type Micros = i64;
 
@@ -75,6 +77,9 @@ pub struct Grant {
     pub ledger_ttl_us: Micros,
     /// Until when it runs if the commit came now.
     pub deadline_us: Micros,
+    /// Until it is recorded: when its taker, who waits for old transactions to end, has last looked. 0 where he
+    /// does not wait for longer than a moment.
+    pub attended_us: Micros,
 }
 
 /// Everything that decides about one resource.
@@ -221,6 +226,7 @@ impl Grant {
         ttl_us: 0,
         ledger_ttl_us: 0,
         deadline_us: 0,
+        attended_us: 0,
     };
 }
 
@@ -332,9 +338,10 @@ impl Record {
     /// or by a grant being open for too long. Not before now. Whatever else ends either changes the record.
     pub fn could_be_had_us(&self, now_us: Micros) -> Micros {
         if self.grant.owner != 0 {
-            match self.grant.token {
+            match (self.grant.token, self.grant.attended_us) {
                 // whoever began it records it, or takes it back
-                0 => Micros::MAX,
+                (0, 0) => Micros::MAX,
+                (0, attended_us) => attended_us.saturating_add(PATIENCE_US).max(now_us),
                 _ => self.grant.deadline_us.max(now_us),
             }
         } else if self.is_live(now_us) {
@@ -376,10 +383,28 @@ impl Record {
         }
     }
 
-    /// Begins a grant. Only one can be in progress; the first taker after the end of a lease also
-    /// closes that lease's token to further transactions.
+    /// Notes that the taker whose grant is in progress is still there, waiting for old transactions to end. False
+    /// where it is not in progress any more.
+    pub fn attend(&mut self, owner: u64, now_us: Micros) -> bool {
+        let is_mine = owner != 0 && self.grant.owner == owner && self.grant.token == 0;
+        if is_mine {
+            self.grant.attended_us = now_us;
+        }
+        is_mine
+    }
+
+    /// Whether the taker whose grant is in progress has not looked for so long that his process must be stopped.
+    fn is_deserted(&self, now_us: Micros) -> bool {
+        self.grant.token == 0
+            && self.grant.attended_us != 0
+            && now_us.saturating_sub(self.grant.attended_us) >= PATIENCE_US
+    }
+
+    /// Begins a grant. Only one can be in progress (one that its taker has deserted gives way: he finds that it is
+    /// not his any more); the first taker after the end of a lease also closes that lease's token to further
+    /// transactions.
     pub fn begin(&mut self, owner: u64, now_us: Micros) -> Begin {
-        if self.grant.owner != 0 {
+        if self.grant.owner != 0 && !self.is_deserted(now_us) {
             return Begin::InProgress;
         }
         if self.is_live(now_us) {
@@ -417,6 +442,7 @@ impl Record {
             ttl_us,
             ledger_ttl_us: ttl_us,
             deadline_us: now_us.saturating_add(ttl_us),
+            attended_us: 0,
         };
         self.row_open |= durable;
         true

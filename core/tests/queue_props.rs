@@ -263,12 +263,17 @@ fn record(time: impl Strategy<Value = Micros> + Clone) -> impl Strategy<Value = 
         end,
         ..Lease::NONE
     });
-    let grant = (0..=1_u64, 0..=1_i64, time).prop_map(|(owner, recorded, deadline_us)| Grant {
-        owner,
-        token: 3 * recorded * owner as i64,
-        deadline_us,
-        ..Grant::NONE
-    });
+    // of one that is not recorded, when its taker has last looked, if he must
+    let attended = prop_oneof![Just(0), 1..=PATIENCE_US];
+    let grant = (0..=1_u64, 0..=1_i64, time, attended).prop_map(
+        |(owner, recorded, deadline_us, attended_us)| Grant {
+            owner,
+            token: 3 * recorded * owner as i64,
+            deadline_us,
+            attended_us: (1 - recorded) * owner as i64 * attended_us,
+            ..Grant::NONE
+        },
+    );
     (1..=2_i64, lease, grant).prop_map(|(t_max, lease, grant)| Record {
         t_max: t_max.max(grant.token),
         lease,
@@ -434,13 +439,13 @@ proptest! {
     fn a_resource_can_be_had_when_its_record_says_so_and_not_before(
         record in record(0..=9_i64),
         now in 0..=9_i64,
-        then in 0..=9_i64,
+        then in prop_oneof![0..=9_i64, 0..=3 * PATIENCE_US],
     ) {
         let next = record.could_be_had_us(now);
         prop_assert!(next >= now, "nobody can look in the past");
         let (then, mut later) = (now + then, record);
         let begun = later.begin(2, then);
-        if record.grant.owner == 0 {
+        if record.grant.owner == 0 || record.grant.token == 0 {
             prop_assert_eq!(begun == Begin::Begun, then >= next);
         } else {
             // not before the grant is gone, but it can be ended where it is open for too long

@@ -883,6 +883,7 @@ enum Call {
     Renew(u64, i64, i64),
     NoteDurable(i64, i64),
     Release(i64),
+    Break(i64),
     Unconfirmed(i64),
     NoteMarked(i64),
 }
@@ -909,6 +910,10 @@ fn call(record: &mut Record, call: &Call, tokens: &[i64], floor: i64, now: i64) 
         Call::NoteDurable(token, ttl) => record.note_durable_ttl(token, ttl),
         Call::Release(token) => {
             seen.push(format!("{:?}", record.release(token, now)));
+        }
+        Call::Break(token) => {
+            seen.push(format!("{:?}", record.breakable()));
+            seen.push(format!("{:?}", record.break_lease(token, now)));
         }
         Call::Unconfirmed(token) => record.unconfirmed(token, now),
         Call::NoteMarked(token) => record.note_marked(token),
@@ -964,7 +969,8 @@ fn record(time: impl Strategy<Value = i64> + Clone) -> impl Strategy<Value = Rec
         Just(End::Released),
         Just(End::Lost),
         Just(End::Reclaimed),
-        Just(End::Unconfirmed)
+        Just(End::Unconfirmed),
+        Just(End::Broken)
     ];
     let flags = || (any::<bool>(), any::<bool>());
     let lease = (
@@ -1002,6 +1008,7 @@ fn record(time: impl Strategy<Value = i64> + Clone) -> impl Strategy<Value = Rec
                 ttl_us,
                 ledger_ttl_us,
                 deadline_us,
+                attended_us: 0,
             },
         );
     (0..=3_i64, lease, grant, flags()).prop_map(|(t_max, lease, grant, (contested, row_open))| {
@@ -1028,6 +1035,7 @@ fn any_call(ttl: impl Strategy<Value = i64> + Clone + 'static) -> impl Strategy<
         (owner, token.clone(), ttl.clone()).prop_map(|(o, t, ttl)| Call::Renew(o, t, ttl)),
         (token.clone(), ttl).prop_map(|(t, ttl)| Call::NoteDurable(t, ttl)),
         token.clone().prop_map(Call::Release),
+        token.clone().prop_map(Call::Break),
         token.clone().prop_map(Call::Unconfirmed),
         token.prop_map(Call::NoteMarked),
     ]
@@ -1119,5 +1127,77 @@ proptest! {
             let about = [before.t_max, before.lease.token, before.grant.token].contains(&token);
             prop_assert!(about || record == before);
         }
+    }
+}
+
+/// A taker that waits for long is seen to be there; one that is not any more gives way, and finds out.
+#[test]
+fn a_grant_that_its_taker_has_deserted_is_anothers() {
+    let patience = leasehold_core::queue::PATIENCE_US;
+    let mut record = Record::unknown(0);
+    assert_eq!(record.begin(1, 0), Begin::Begun);
+    // who does not wait for longer than a moment need not be seen
+    assert_eq!(record.begin(2, 10 * patience), Begin::InProgress);
+    assert_eq!(record.could_be_had_us(0), i64::MAX);
+    assert!(!record.attend(2, 0), "it is not his");
+    for now in [1, patience, 2 * patience] {
+        assert!(record.attend(1, now));
+        assert_eq!(record.could_be_had_us(now), now + patience);
+        assert_eq!(record.begin(2, now + patience - 1), Begin::InProgress);
+    }
+    assert_eq!(record.begin(2, 3 * patience), Begin::Begun);
+    assert!(!record.attend(1, 3 * patience));
+    assert!(!record.grant(1, 7, 1, true, 3 * patience), "it is not his");
+    record.abort(1);
+    assert!(record.grant(2, 7, 1, true, 3 * patience));
+    // one that is recorded is nobody else's
+    assert!(!record.attend(2, 3 * patience));
+    assert_eq!(record.begin(3, i64::MAX), Begin::InProgress);
+}
+
+/// Whatever its holder does, and whoever comes: until the next grant.
+#[test]
+fn a_broken_lease_is_over_for_good() {
+    let now = 5;
+    for deadline_us in [3, 9] {
+        let mut record = Record {
+            t_max: 4,
+            lease: Lease {
+                token: 4,
+                ttl_us: 9,
+                ledger_ttl_us: 9,
+                deadline_us,
+                durable: true,
+                ..Lease::NONE
+            },
+            row_open: true,
+            ..Record::UNKNOWN
+        };
+        assert_eq!(record.breakable(), Some(4), "also one that ran out");
+        assert!(!record.break_lease(3, now), "another's");
+        assert!(record.break_lease(4, now));
+        assert!(!record.break_lease(4, now), "once");
+        assert_eq!(record.breakable(), None);
+        assert!(!record.is_live(now) && !record.renew(0, 4, 9, now));
+        assert_eq!(record.release_answer(0, 4, now), Release::No);
+        assert!(!record.release(4, now), "a release that comes late");
+        let over = Verdict::Over(Over::Broken);
+        assert_eq!(record.verdict(&[4], 0, 0, false, now), over);
+        assert_eq!(record.due_mark(), Some(4));
+        assert_eq!(record.begin(1, now), Begin::Begun);
+        // over a restart too, by what the row says
+        let row = |broken, standing| Remembered {
+            token: 4,
+            ttl_us: 9,
+            released: false,
+            broken,
+            standing,
+        };
+        for standing in [Standing::Trusted, Standing::Reclaimed] {
+            let record = Record::recovered(row(true, standing), now, now);
+            assert_eq!(record.verdict(&[4], 0, 0, false, now), over);
+            assert!(!record.is_live(now));
+        }
+        assert!(Record::recovered(row(false, Standing::Trusted), now, now).is_live(now));
     }
 }

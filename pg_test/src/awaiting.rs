@@ -17,6 +17,7 @@ crate::tests![
     procedure_commits_what_its_block_did_before,
     procedure_holds_no_snapshot_while_it_waits,
     procedure_holds_no_snapshot_while_it_drains,
+    procedure_holds_no_number_while_it_drains,
     vacuum_and_index_builds_go_on_beside_a_waiting_procedure,
     waiting_procedure_can_be_ended,
     extension_dropped_under_a_waiting_procedure,
@@ -330,6 +331,26 @@ fn procedure_holds_no_snapshot_while_it_drains() {
         let (mut waiter, token) = waiting.granted();
         assert!(waiter.release("r", token));
     }
+}
+
+/// Taking a block of tokens, as the first grant after a start must, gives a transaction a number.
+fn procedure_holds_no_number_while_it_drains() {
+    let db = Db::of_waiters("1h");
+    let token: i64 = db.session().one("SELECT acquire_lease('r', ttl => '1s')");
+    db.session().exec(&format!(
+        "BEGIN; SELECT fence('r', {token}); PREPARE TRANSACTION 'p'"
+    ));
+    db.cluster.restart(Stop::Fast);
+    let mut s = db.session();
+    let waiting = db.session().spawn(AWAIT);
+    wait_for("the drain", || {
+        (s.state_of("r") == "draining").then_some(())
+    });
+    wait_for("no number to be held in a drain", || {
+        (horizon(&mut s, waiting.pid) == [None, None]).then_some(())
+    });
+    s.exec("COMMIT PREPARED 'p'");
+    waiting.granted();
 }
 
 fn vacuum_and_index_builds_go_on_beside_a_waiting_procedure() {

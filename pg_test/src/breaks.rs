@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::cluster::{Cluster, Db, Stop, wait_for};
+use crate::environment::{environment, run};
 use crate::session::Session;
 
 crate::tests![
@@ -19,6 +20,7 @@ crate::tests![
     break_against_a_break,
     break_that_is_undone_leaves_the_other_one,
     undone_break_is_nothing_after_a_restart,
+    undone_break_is_nothing_once_its_transaction_is_forgotten,
     break_holds_no_taker_up,
     break_is_for_administrators,
     break_in_a_read_only_transaction,
@@ -370,12 +372,7 @@ fn break_that_is_undone_leaves_the_other_one() {
     assert_eq!(break_lease(&mut first), Some(token));
     // the other waits for the first, as for a row that it has changed
     let other = second.spawn("SELECT break_lease('r')");
-    wait_for("the wait of the other", || {
-        let waits: i64 = db
-            .session()
-            .one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
-        (waits == 1).then_some(())
-    });
+    db.cluster.wait_until_blocked(other.pid);
     first.exec("COMMIT");
     let (mut second, broken) = other.join();
     assert_eq!(broken.expect("it is not refused"), None, "broken already");
@@ -414,6 +411,24 @@ fn undone_break_is_nothing_after_a_restart() {
         assert!(s.check_fence(resource, token), "{resource}: broken");
         assert_eq!(s.try_acquire(resource), None, "{resource}: granted again");
     }
+}
+
+/// What PostgreSQL keeps of transactions ends somewhere: of older ones most have committed, this one has not.
+fn undone_break_is_nothing_once_its_transaction_is_forgotten() {
+    let db = Db::of_waiters("1h");
+    let mut s = db.session();
+    let token = s.acquire("r");
+    s.exec("BEGIN; SELECT break_lease('r'); ROLLBACK");
+    let next: i64 = s.one("SELECT pg_current_xact_id()::text::bigint");
+    drop(s);
+    db.cluster.stop(Stop::Fast);
+    let mut command = environment().pg_command("pg_resetwal", db.cluster.dir());
+    command.args(["--force", "--oldest-transaction-id", &next.to_string()]);
+    run(command.arg(db.cluster.data()));
+    db.cluster.start();
+    let mut s = db.session();
+    assert!(s.check_fence("r", token), "broken");
+    assert_eq!(s.try_acquire("r"), None, "granted again");
 }
 
 /// It writes the row of the ledger, and is open for as long as its session likes.

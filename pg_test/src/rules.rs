@@ -21,6 +21,7 @@ crate::tests![
     rules_go_with_the_rollback,
     rules_of_a_failed_statement_are_forgotten,
     rules_are_seen_by_who_remembers_others,
+    rules_that_change_while_they_are_read_count,
     dropped_role_takes_its_rules_along,
     renamed_role_keeps_its_rules,
     only_an_administrator_allows,
@@ -252,6 +253,34 @@ fn rules_are_seen_by_who_remembers_others() {
             sessions.iter_mut().all(|s| may(s, "r") == is_allowed),
             "{n}"
         );
+        let call = if is_allowed {
+            "allow_lease"
+        } else {
+            "disallow_lease"
+        };
+        admin.exec(&rule(call, "r", &one));
+    }
+}
+
+/// A session that reads the rules waits for one that changes them, with the snapshot that it has taken before.
+fn rules_that_change_while_they_are_read_count() {
+    let db = Db::new();
+    let (one, two) = (login(&db, "one"), login(&db, "two"));
+    let (mut admin, mut s) = (db.session(), db.session_as(&two));
+    assert!(may(&mut s, "r"));
+    // it forgets the rules, and knows how to read them
+    login(&db, "newcomer");
+    admin.exec(&format!(
+        "BEGIN; LOCK leasehold.rule IN ACCESS EXCLUSIVE MODE; {}",
+        rule("allow_lease", "r", &one)
+    ));
+    let reading = s.spawn("SELECT acquire_lease('r', ttl => '1 microsecond')");
+    db.cluster.wait_until_blocked(reading.pid);
+    admin.exec("COMMIT");
+    let (mut s, read) = reading.join();
+    read.expect_err("another is allowed it").is("42501");
+    for is_allowed in [false, true, false] {
+        assert_eq!(may(&mut s, "r"), is_allowed);
         let call = if is_allowed {
             "allow_lease"
         } else {

@@ -10,6 +10,7 @@ crate::tests![
     limit_counts_from_the_reload,
     limit_is_of_each_resource,
     wait_that_cannot_be_served_is_refused,
+    drain_of_a_lease_that_is_over_sheds_nobody,
     short_lease_is_waited_for_whatever_it_was_held_before,
     free_resource_is_never_shed,
     shed_call_can_be_caught,
@@ -158,6 +159,35 @@ fn too_late(db: &Db, s: &mut Session, sql: &str) -> DbErr {
 }
 
 /// Behind one who waits, at least one hold will have to pass, whatever is left of the running one.
+/// How long the lease was held says nothing of how long its old transactions take.
+fn drain_of_a_lease_that_is_over_sheds_nobody() {
+    let db = Db::of_waiters("1h");
+    let (mut s, mut writer) = (db.session(), db.session());
+    // holds that are short, then one that was long
+    for _ in 0..8 {
+        let token = s.acquire("r");
+        assert!(s.release("r", token));
+    }
+    let token: i64 = s.one("SELECT acquire_lease('r', ttl => '2s')");
+    writer.exec(&format!("BEGIN; SELECT fence('r', {token})"));
+    wait_for("the lease to run out", || {
+        (s.state_of("r") == "expired").then_some(())
+    });
+    let first = db.session().spawn(WAIT);
+    wait_for("the drain", || {
+        (s.state_of("r") == "draining").then_some(())
+    });
+    // shorter than the lease was
+    let hasty = db.queued(
+        db.session(),
+        "r",
+        "SELECT acquire_lease('r', wait => '1500ms')",
+    );
+    assert_eq!(hasty.join().1.expect("it is not shed"), None);
+    writer.exec("COMMIT");
+    first.granted();
+}
+
 fn wait_that_cannot_be_served_is_refused() {
     let db = Db::new();
     let mut s = db.session();

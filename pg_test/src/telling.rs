@@ -11,7 +11,6 @@ crate::tests![
     events_are_logged_as_long_as_a_setting_says_so,
     events_are_told_on_a_channel,
     channel_is_a_name,
-    what_cannot_be_told_keeps_no_mark_back,
 ];
 
 fn reload(db: &Db, name: &str, value: &str) {
@@ -101,19 +100,4 @@ fn channel_is_a_name() {
         "ALTER SYSTEM SET leasehold.notify_channel = '{}'",
         &name[1..]
     ));
-}
-
-/// With the extension gone nothing can be told of it, and releases are marked as ever.
-fn what_cannot_be_told_keeps_no_mark_back() {
-    let db = Db::with(&[("leasehold.notify_channel", "leases")]);
-    let mut s = db.session();
-    let token = s.acquire("r");
-    assert!(s.release("r", token));
-    s.exec("DROP EXTENSION leasehold; CREATE EXTENSION leasehold");
-    let token = s.acquire("r");
-    assert!(s.release("r", token));
-    wait_for("the mark", || {
-        let is_marked: bool = s.one("SELECT released FROM leasehold.ledger WHERE resource = 'r'");
-        is_marked.then_some(())
-    });
 }

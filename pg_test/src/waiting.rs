@@ -37,6 +37,7 @@ crate::tests![
     queues_are_apart,
     waits_for_the_grace_to_end,
     stopped_waiter_is_passed_over_and_comes_back,
+    stopped_taker_loses_its_drain_and_comes_back,
     waiters_go_with_the_server,
 ];
 
@@ -644,6 +645,39 @@ fn waits_for_the_grace_to_end() {
         started.elapsed() > Duration::from_secs(2),
         "nobody waited for the grace"
     );
+}
+
+/// One that waits for an old transaction to end has left the queue, and must not keep the others out for that.
+fn stopped_taker_loses_its_drain_and_comes_back() {
+    let db = Db::of_waiters("1h");
+    let (mut s, mut writer) = (db.session(), db.session());
+    let wait = "SELECT acquire_lease('r', ttl => '5min', wait => '1h')";
+    for block in ["", "BEGIN; "] {
+        let token = s.acquire("r");
+        writer.exec(&format!("BEGIN; SELECT fence('r', {token})"));
+        let mut stopped = db.queued(db.session(), "r", &format!("{block}{wait}"));
+        assert!(s.release("r", token));
+        db.wait_queue("r", &[]);
+        let held = Held::hold(stopped.pid);
+        writer.exec("COMMIT");
+        // who comes next, waiting or not
+        let next = db.session().spawn(wait);
+        let (mut next, token) = next.granted();
+        assert!(!stopped.is_done());
+        drop(held);
+        db.wait_queue("r", &[stopped.pid]);
+        assert!(next.check_fence("r", token), "the holder was disturbed");
+        // inside under a live lease: nobody's zombie
+        next.exec(&format!("BEGIN; SELECT fence('r', {token}); COMMIT"));
+        assert!(next.release("r", token));
+        let (mut back, token) = stopped.granted();
+        if !block.is_empty() {
+            back.exec("COMMIT");
+        }
+        assert!(back.release("r", token));
+        let locks: i64 = s.one("SELECT count(*) FROM pg_locks WHERE objsubid = 19528");
+        assert_eq!(locks, 0, "a fence stayed locked");
+    }
 }
 
 fn stopped_waiter_is_passed_over_and_comes_back() {

@@ -86,7 +86,12 @@ pub fn try_exclude_fence(key: u64) -> bool {
 
 /// Gives the exclusive fence lock back; the share one stays.
 pub fn readmit_fence(key: u64) {
-    release(key, FENCE_CLASS);
+    release(key, FENCE_CLASS, pg_sys::ExclusiveLock);
+}
+
+/// Gives the share one back that was taken in the same call.
+pub fn leave_fence(key: u64) {
+    release(key, FENCE_CLASS, pg_sys::ShareLock);
 }
 
 /// Waits for the right to reserve a block of tokens in this database.
@@ -96,7 +101,7 @@ pub fn lock_tokens() {
 
 /// Gives that right back.
 pub fn unlock_tokens() {
-    release(0, TOKENS_CLASS);
+    release(0, TOKENS_CLASS, pg_sys::ExclusiveLock);
 }
 
 /// Waits for others that break the lease on a resource; until the (sub)transaction ends.
@@ -111,7 +116,7 @@ pub fn lock_quota(role: Oid) {
 
 /// Gives that right back.
 pub fn unlock_quota(role: Oid) {
-    release(role.into(), QUOTA_CLASS);
+    release(role.into(), QUOTA_CLASS, pg_sys::ExclusiveLock);
 }
 
 fn lock(key: u64, class: u16) {
@@ -127,15 +132,11 @@ fn lock(key: u64, class: u16) {
     }
 }
 
-fn release(key: u64, class: u16) {
+fn release(key: u64, class: u16, mode: u32) {
     let _owner = OfSubtransaction::begin();
     // SAFETY: the lock was taken by this backend under the same resource owner, in the same call
     unsafe {
-        pg_sys::LockRelease(
-            &tag(key, class),
-            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
-            false,
-        );
+        pg_sys::LockRelease(&tag(key, class), mode as pg_sys::LOCKMODE, false);
     }
 }
 

@@ -15,18 +15,16 @@
 
 use std::cell::Cell;
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
-use pgrx::{PgSharedMemoryInitialization, pg_guard, pg_shmem_init, pg_sys};
+use pgrx::{pg_guard, pg_shmem_init, pg_sys};
 
-use super::lwlock::LwLock;
+use super::shmem::Memory;
 use crate::settings::ZombiePolicy;
 
 /// Name of the memory in `pg_shmem_allocations` and of the locks' wait event.
 const NAME: &CStr = c"leasehold sessions";
 const LOCKS: usize = 16;
-/// Index of `AddinShmemInitLock`, as in `table`.
-const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 /// How long a statement may take to notice that it was cancelled, before its session is ended.
 const CANCEL_US: i64 = 1_000_000;
 /// `WAIT_EVENT_CLIENT_READ`: `PG_WAIT_CLIENT` and the first event of its class, in PostgreSQL 15 to 18.
@@ -75,15 +73,8 @@ struct Header {
     drained: pg_sys::ConditionVariable,
 }
 
-struct Sessions {
-    header: AtomicPtr<Header>,
-    locks: AtomicPtr<pg_sys::LWLockPadded>,
-}
-
-static SESSIONS: Sessions = Sessions {
-    header: AtomicPtr::new(std::ptr::null_mut()),
-    locks: AtomicPtr::new(std::ptr::null_mut()),
-};
+// SAFETY: writes the header, and a place into each that the size has room for
+static SESSIONS: Memory = unsafe { Memory::new(NAME, total, begin) }.with_locks(|| LOCKS);
 
 thread_local! {
     /// This backend's place is not idle.
@@ -105,39 +96,21 @@ fn total() -> usize {
     size_of::<Header>().next_multiple_of(64) + places() * size_of::<Place>()
 }
 
-impl PgSharedMemoryInitialization for Sessions {
-    type Value = ();
-
-    unsafe fn on_shmem_request(&'static self) {
-        // SAFETY: called from the request hook, where both are allowed
-        unsafe {
-            pg_sys::RequestAddinShmemSpace(total());
-            pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), LOCKS as i32);
+/// # Safety
+/// `memory` is as large as `total` says.
+unsafe fn begin(memory: *mut u8) {
+    let header = memory.cast::<Header>();
+    // SAFETY: inside the memory
+    unsafe {
+        pg_sys::ConditionVariableInit(&raw mut (*header).drained);
+        for index in 0..places() {
+            place(header, index).write(Place::IDLE);
         }
     }
+}
 
-    unsafe fn on_shmem_startup(&'static self, _value: ()) {
-        self.header.store(std::ptr::null_mut(), Ordering::Release);
-        self.locks.store(std::ptr::null_mut(), Ordering::Release);
-        // SAFETY: called from the startup hook; the lock is one of the main array, held as
-        // `ShmemInitStruct` demands; all of the memory is written before anyone else sees it
-        unsafe {
-            let held = LwLock::at(pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).exclusive();
-            let mut found = false;
-            let memory = pg_sys::ShmemInitStruct(NAME.as_ptr(), total(), &mut found);
-            let header = memory.cast::<Header>();
-            if !found {
-                pg_sys::ConditionVariableInit(&raw mut (*header).drained);
-                for index in 0..places() {
-                    place(header, index).write(Place::IDLE);
-                }
-            }
-            drop(held);
-            let locks = pg_sys::GetNamedLWLockTranche(NAME.as_ptr());
-            self.locks.store(locks, Ordering::Release);
-            self.header.store(header, Ordering::Release);
-        }
-    }
+fn header() -> *mut Header {
+    SESSIONS.start().cast()
 }
 
 /// # Safety
@@ -154,14 +127,13 @@ unsafe fn place(header: *mut Header, index: usize) -> *mut Place {
 
 /// Runs `body` on a place, under its lock. None where there is no such place.
 fn locked<R>(index: usize, body: impl FnOnce(&mut Place) -> R) -> Option<R> {
-    let header = SESSIONS.header.load(Ordering::Acquire);
-    let locks = SESSIONS.locks.load(Ordering::Acquire);
+    let header = header();
     if header.is_null() || index >= places() {
         return None;
     }
     // SAFETY: the tranche has that many locks; the place is only looked at under its lock
     unsafe {
-        let held = LwLock::at(locks.add(index % LOCKS)).exclusive();
+        let held = SESSIONS.lock(index % LOCKS).exclusive();
         let result = body(&mut *place(header, index));
         drop(held);
         Some(result)
@@ -373,7 +345,7 @@ impl Drop for Drain {
 }
 
 fn drained() -> *mut pg_sys::ConditionVariable {
-    let header = SESSIONS.header.load(Ordering::Acquire);
+    let header = header();
     assert!(!header.is_null(), "the shared memory is not there");
     // SAFETY: inside the memory
     unsafe { &raw mut (*header).drained }

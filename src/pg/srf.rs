@@ -29,6 +29,29 @@ pub enum Field<'a> {
     Json(&'a [u8]),
 }
 
+impl<'a> Field<'a> {
+    /// NULL for 0, which stands for nothing.
+    pub fn unless_zero<T: Copy + Default + PartialEq>(
+        value: T,
+        field: fn(T) -> Field<'a>,
+    ) -> Field<'a> {
+        if value == T::default() {
+            Field::Null
+        } else {
+            field(value)
+        }
+    }
+
+    /// NULL for no bytes, which stand for nothing.
+    pub fn unless_empty(text: &'a [u8]) -> Field<'a> {
+        if text.is_empty() {
+            Field::Null
+        } else {
+            Field::Text(text)
+        }
+    }
+}
+
 /// The result of a function declared RETURNS TABLE.
 pub struct Rows {
     store: *mut pg_sys::Tuplestorestate,

@@ -12,8 +12,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use leasehold_core::name::HOLDER_BYTES_MAX;
 use leasehold_core::queue::{NOBODY, Place, Places};
-#[cfg(any(feature = "pg15", feature = "pg16"))]
-use pgrx::PgSharedMemoryInitialization;
 use pgrx::{pg_guard, pg_shmem_init, pg_sys};
 
 use super::Oid;
@@ -78,36 +76,18 @@ static WAITERS: Memory = unsafe {
             }
         },
     )
-};
+}
+.with_locks(|| NAMING_LOCKS);
+
+/// A lightweight lock that nobody takes: PostgreSQL 15 and 16 know no other way to name what is waited for.
+const NAMING_LOCKS: usize = cfg!(any(feature = "pg15", feature = "pg16")) as usize;
 
 /// What a waiting session shows in `pg_stat_activity`; 0 until it is known.
 static WAIT_EVENT: AtomicU32 = AtomicU32::new(0);
 
-/// The name of a lightweight lock that nobody takes.
-#[cfg(any(feature = "pg15", feature = "pg16"))]
-struct Named;
-
-#[cfg(any(feature = "pg15", feature = "pg16"))]
-static NAMED: Named = Named;
-
-#[cfg(any(feature = "pg15", feature = "pg16"))]
-impl PgSharedMemoryInitialization for Named {
-    type Value = ();
-
-    unsafe fn on_shmem_request(&'static self) {
-        // SAFETY: called from the request hook, where it is allowed
-        unsafe { pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), 1) };
-    }
-
-    unsafe fn on_shmem_startup(&'static self, _value: ()) {}
-}
-
 /// Asks for the memory. Only while preloading.
 pub fn register() {
     pg_shmem_init!(WAITERS = ());
-    // PostgreSQL 15 and 16 know no other way to name what is waited for
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    pg_shmem_init!(NAMED = ());
 }
 
 /// The wait event: in PostgreSQL 17 and 18 one of class Extension; before, extensions have one for all of them, so
