@@ -179,17 +179,18 @@ GRANT SELECT ON leasehold.waiters TO PUBLIC;
 CREATE FUNCTION leasehold.all_fences(OUT resource text, OUT classid oid, OUT objid oid)
 RETURNS SETOF record LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'leasehold_all_fences';
 
--- The transactions that hold the fence of a resource: by process, or by the name under which they are prepared.
--- 19528 is the class of fence locks; a prepared transaction keeps the virtual id of the session that prepared it.
+-- The transactions that hold the fence of a resource: by process, or by the name under which they are prepared. The
+-- resource is NULL where nobody has asked for it since the server started. 19528 is the class of fence locks; a
+-- prepared transaction keeps the virtual id of the session that prepared it.
 CREATE VIEW leasehold.writers AS
     SELECT f.resource, l.pid, p.gid
-      FROM leasehold.all_fences() f
-      JOIN pg_catalog.pg_locks l ON l.locktype = 'advisory' AND l.objsubid = 19528 AND l.granted
-       AND l.classid = f.classid AND l.objid = f.objid
+      FROM pg_catalog.pg_locks l
       JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = current_database()
+      LEFT JOIN leasehold.all_fences() f ON f.classid = l.classid AND f.objid = l.objid
       LEFT JOIN pg_catalog.pg_locks own ON l.pid IS NULL AND own.pid IS NULL
        AND own.virtualtransaction = l.virtualtransaction AND own.locktype = 'transactionid'
-      LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = own.transactionid;
+      LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = own.transactionid
+     WHERE l.locktype = 'advisory' AND l.objsubid = 19528 AND l.granted;
 GRANT SELECT ON leasehold.writers TO PUBLIC;
 
 CREATE TYPE leasehold.stat AS (

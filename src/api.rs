@@ -378,7 +378,10 @@ fn break_lease(call: &Call) -> Answer<Value> {
     let Some(token) = entry.record.breakable() else {
         return Ok(Value::Null);
     };
-    ledger::mark_broken(resource.ledger, &resource.name, token)?;
+    if !ledger::mark_broken(resource.ledger, &resource.name, token)? {
+        // by one who has just committed
+        return Ok(Value::Null);
+    }
     xact::break_at_commit(&resource, token);
     Ok(Value::I64(token))
 }

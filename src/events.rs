@@ -4,6 +4,8 @@
 //! What happens to the record of a resource is written under the lock of its entry, so the numbers of a resource's
 //! events are in the order in which things happened. The ring itself is `pg::ring`.
 
+use std::cell::RefCell;
+
 use leasehold_core::name::{HOLDER_BYTES_MAX, RESOURCE_BYTES_MAX};
 
 use crate::errors::Answer;
@@ -55,7 +57,7 @@ impl Kind {
 }
 
 /// The numbers of an event. What is 0 is not known, or has no meaning for it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Facts {
     /// Wall clock.
@@ -206,18 +208,61 @@ impl RefusedWrite {
         self.facts.relation = relation;
     }
 
-    /// Writes it down, under the SQLSTATE that is raised.
+    /// Writes it down, under the SQLSTATE that is raised; but not what this backend repeats in a loop. For use where
+    /// the refusal is raised, with no lock held.
     pub fn record(&self, sqlstate: &str) {
+        let facts = Facts {
+            sqlstate: code_of(sqlstate),
+            ..self.facts
+        };
+        if REPEATED.with_borrow_mut(|repeated| repeated.is_loop(&facts, &self.resource)) {
+            return;
+        }
         let event = Event {
-            facts: Facts {
-                sqlstate: code_of(sqlstate),
-                ..self.facts
-            },
+            facts,
             is_own: true,
             holder: &self.holder,
             resource: &self.resource,
         };
         event.record();
+    }
+}
+
+/// So many events of one refused write are written down in [`PAUSE_US`] by one backend.
+const REPEATS_MAX: u32 = 10;
+
+/// The write that this backend was refused last.
+struct Repeated {
+    /// Everything about it but the time; None: there was none.
+    facts: Option<Facts>,
+    resource: Vec<u8>,
+    /// When it was first refused of the last so many times.
+    since_us: i64,
+    times: u32,
+}
+
+thread_local! {
+    static REPEATED: RefCell<Repeated> = const {
+        RefCell::new(Repeated { facts: None, resource: Vec::new(), since_us: 0, times: 0 })
+    };
+}
+
+impl Repeated {
+    /// Whether one more refusal is one of a loop: enough is written down about it.
+    fn is_loop(&mut self, facts: &Facts, resource: &[u8]) -> bool {
+        let now_us = pg::clock::now_us();
+        let facts = Facts { at: 0, ..*facts };
+        let is_same = self.facts == Some(facts) && self.resource == resource;
+        if !is_same || now_us - self.since_us >= PAUSE_US {
+            *self = Repeated {
+                facts: Some(facts),
+                resource: resource.to_vec(),
+                since_us: now_us,
+                times: 0,
+            };
+        }
+        self.times += 1;
+        self.times > REPEATS_MAX
     }
 }
 
@@ -261,7 +306,7 @@ fn code_of(sqlstate: &str) -> [u8; 5] {
     sqlstate.as_bytes().try_into().unwrap_or(NO_SQLSTATE)
 }
 
-/// Pause between two denials, and between two that are shed, that are noted: a storm must not wash the ring out.
+/// Pause between two denials, and between two of other kinds, that are noted: a storm must not wash the ring out.
 const PAUSE_US: i64 = 1_000_000;
 
 /// Writes down that an acquire was answered NULL: of each resource (and those that share its number) one a second.
@@ -281,6 +326,11 @@ pub fn denied(
 /// The number of the last event.
 pub fn last() -> u64 {
     ring::last()
+}
+
+/// The first event after `number`, up to `last`, that is not written down yet.
+pub fn first_unwritten(number: u64, last: u64) -> Option<u64> {
+    ring::first_unwritten(number, last)
 }
 
 /// The events after that number that are still there, with their numbers.

@@ -213,8 +213,13 @@ fn committed(number: u64) -> Option<bool> {
 
 /// Whether the transaction of that number is this one, or a subtransaction of it that has not been rolled back.
 pub fn is_own_transaction(number: u64) -> bool {
-    // SAFETY: looks at the transactions of this backend; numbers that run at the same time differ in 32 bits
-    unsafe { pg_sys::TransactionIdIsCurrentTransactionId((number as u32).into()) }
+    // SAFETY: reads shared memory, and looks at the transactions of this backend. The 32-bit numbers mean nothing
+    // beyond half their range
+    unsafe {
+        let next = pg_sys::ReadNextFullTransactionId().value;
+        next.saturating_sub(number) < u64::from(u32::MAX / 2)
+            && pg_sys::TransactionIdIsCurrentTransactionId((number as u32).into())
+    }
 }
 
 /// Whether a transaction's fixed snapshot was taken before the transaction of that number ended.

@@ -93,6 +93,9 @@ struct Follower {
     seen: Option<u64>,
     /// The same of the one before the first that goes to the channel.
     channel_from: Option<u64>,
+    /// The first that was not written down yet at the last look. It is waited for until the next one: there is
+    /// always somebody about to write, and one who is stopped there must not keep back the others.
+    awaited: u64,
 }
 
 impl Follower {
@@ -111,6 +114,9 @@ impl Follower {
             return;
         }
         let seen = *self.seen.get_or_insert(last);
+        let unwritten = events::first_unwritten(seen.max(self.awaited), last);
+        let last = unwritten.map_or(last, |number| number - 1);
+        self.awaited = unwritten.unwrap_or_default();
         let mut databases = Vec::new();
         for (number, event) in events::after(seen) {
             if number > last {

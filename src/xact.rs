@@ -2,8 +2,9 @@
 //!
 //! - Everything belongs to a subtransaction. An aborted one drops what it did; a committed one hands
 //!   it to its parent. Subtransactions nest, so what belongs to the innermost is at the end of a list.
-//! - A grant becomes a lease at COMMIT, while this transaction still holds the fence; a break takes effect there too. Releases, and
-//!   the undoing of grants, wait until the locks are gone: the next holder must find the fence free.
+//! - A grant becomes a lease at COMMIT, while this transaction still holds the fence. Releases and breaks, and
+//!   the undoing of grants, wait until the locks are gone: the next holder must find the fence free, and know
+//!   what else this transaction has changed.
 //! - Nothing in the callbacks after the commit or at an abort may fail.
 
 use std::cell::{Cell, RefCell};
@@ -46,6 +47,8 @@ struct Pending {
     on_disk: bool,
     /// Of a grant: the last lease ran out.
     is_takeover: bool,
+    /// Of an end: an administrator's.
+    is_break: bool,
 }
 
 struct Undo {
@@ -57,9 +60,8 @@ struct Undo {
 #[derive(Default)]
 struct State {
     grants: Vec<Pending>,
-    releases: Vec<Pending>,
-    /// Leases that are broken with the commit.
-    breaks: Vec<Pending>,
+    /// Leases that are released, or broken, with the commit.
+    ends: Vec<Pending>,
     /// (lease, TTL that its ledger row now holds)
     lengthened: Vec<(Pending, i64)>,
     /// Resources whose ledger row was marked released.
@@ -75,7 +77,7 @@ struct State {
     alone_since: Option<i64>,
     /// To be done once the locks are gone.
     grants_to_undo: Vec<Pending>,
-    releases_to_do: Vec<Pending>,
+    ends_to_do: Vec<Pending>,
     /// Takers may be waiting for the locks that go.
     wake_takers: bool,
 }
@@ -84,7 +86,7 @@ impl State {
     /// Something that this transaction did counts only once it is on disk, and on the standby.
     fn needs_the_disk(&self) -> bool {
         self.memory_ttl.is_some()
-            || !self.breaks.is_empty()
+            || self.ends.iter().any(|end| end.is_break)
             || !self.lengthened.is_empty()
             || self.grants.iter().any(|grant| grant.on_disk)
     }
@@ -162,6 +164,7 @@ pub fn grant_begun(resource: Resource) {
         subtransaction: pg::subtransaction(),
         on_disk: false,
         is_takeover: false,
+        is_break: false,
     };
     with(|state| state.grants.push(pending));
 }
@@ -216,25 +219,30 @@ pub fn raised_memory_ttl(ledger: Oid, ttl_us: i64) {
 
 /// Notes a release that comes with the commit.
 pub fn release_at_commit(resource: &Resource, token: i64) {
-    BUSY.set(true);
-    let pending = pending(resource, token);
-    with(|state| {
-        let known = state
-            .releases
-            .iter()
-            .any(|r| r.token == token && r.resource.name == pending.resource.name);
-        if !known {
-            state.releases.push(pending);
-        }
-    });
+    end_at_commit(resource, token, false);
 }
 
 /// Notes that a lease is broken with the commit.
 pub fn break_at_commit(resource: &Resource, token: i64) {
     pg::transaction_number();
+    end_at_commit(resource, token, true);
+}
+
+fn end_at_commit(resource: &Resource, token: i64, is_break: bool) {
     BUSY.set(true);
-    let pending = pending(resource, token);
-    with(|state| state.breaks.push(pending));
+    let end = Pending {
+        is_break,
+        ..pending(resource, token)
+    };
+    with(|state| {
+        let is_known = state.ends.iter().any(|known| {
+            (known.token, known.is_break) == (token, is_break)
+                && known.resource.name == end.resource.name
+        });
+        if !is_known {
+            state.ends.push(end);
+        }
+    });
 }
 
 /// Notes that the ledger row of a lease now holds this TTL, if the transaction commits.
@@ -253,6 +261,7 @@ fn pending(resource: &Resource, token: i64) -> Pending {
         subtransaction: pg::subtransaction(),
         on_disk: false,
         is_takeover: false,
+        is_break: false,
     }
 }
 
@@ -281,10 +290,11 @@ pub fn is_in_own_way(resource: &Resource) -> bool {
 
 /// Whether this transaction is going to release the lease on a resource, or break it, with its commit.
 pub fn is_ending(resource: &Resource) -> bool {
-    let is_it = |pending: &Pending| pending.resource.name == resource.name;
     BUSY.get()
-        && STATE
-            .with_borrow(|state| state.releases.iter().any(is_it) || state.breaks.iter().any(is_it))
+        && STATE.with_borrow(|state| {
+            let mut ends = state.ends.iter();
+            ends.any(|end| end.resource.name == resource.name)
+        })
 }
 
 /// Notes a verdict until the (sub)transaction ends.
@@ -356,8 +366,8 @@ pub fn before_prepare() -> Answer<()> {
         if !state.grants.is_empty() {
             state.grants.first().map(|grant| ("acquired", grant))
         } else {
-            let released = state.releases.first().map(|lease| ("released", lease));
-            released.or_else(|| state.breaks.first().map(|lease| ("broken", lease)))
+            let what = |end: &Pending| if end.is_break { "broken" } else { "released" };
+            state.ends.first().map(|end| (what(end), end))
         }
         .map(|(what, lease)| (what, lease.resource.shown(), lease.token))
     });
@@ -425,25 +435,13 @@ pub fn committed() {
                 table::want_marks(pg::database());
             }
         }
-        // before the lock goes for which the next to break it waits
-        for lease in state.breaks.drain(..) {
-            let due = table::change(lease.resource.key(), |entry| {
-                if entry.record.break_lease(lease.token, now_us) {
-                    ended(entry, &lease, Kind::Broken, now_us);
-                }
-                entry.record.due_mark().is_some()
-            });
-            if due == Some(true) {
-                table::want_marks(pg::database());
-            }
-        }
         // while the fences of their resources are still held
         if let Some(ledger) = state.deleting.take() {
             tokens::note_marked(pg::database(), ledger, pg::own_commit());
         }
         // by swapping, so that what is empty keeps its room
         let state = &mut *state;
-        std::mem::swap(&mut state.releases_to_do, &mut state.releases);
+        std::mem::swap(&mut state.ends_to_do, &mut state.ends);
     });
     transaction_over();
 }
@@ -457,8 +455,7 @@ pub fn aborted() {
         } else {
             state.grants_to_undo.extend(grants);
         }
-        state.releases.clear();
-        state.breaks.clear();
+        state.ends.clear();
         state.lengthened.clear();
         state.closed.clear();
         state.memory_ttl = None;
@@ -489,9 +486,7 @@ fn transaction_over() {
         state.undo.clear();
         state.alone_since = None;
         BUSY.set(
-            state.wake_takers
-                || !state.grants_to_undo.is_empty()
-                || !state.releases_to_do.is_empty(),
+            state.wake_takers || !state.grants_to_undo.is_empty() || !state.ends_to_do.is_empty(),
         );
     });
     NUMBER.set(NUMBER.get().wrapping_add(1).max(1));
@@ -512,9 +507,13 @@ pub fn locks_are_gone() {
             }
         }
         let now_us = pg::clock::now_us();
-        for lease in state.releases_to_do.drain(..) {
+        for lease in state.ends_to_do.drain(..) {
             let due = table::change(lease.resource.key(), |entry| {
-                if entry.record.release(lease.token, now_us) {
+                if lease.is_break {
+                    if entry.record.break_lease(lease.token, now_us) {
+                        ended(entry, &lease, Kind::Broken, now_us);
+                    }
+                } else if entry.record.release(lease.token, now_us) {
                     ended(entry, &lease, Kind::Released, now_us);
                     stats::count(Count::Releases);
                 }
@@ -531,8 +530,7 @@ pub fn locks_are_gone() {
     let idle = STATE.with_borrow(|state| {
         !sessions::is_open()
             && state.grants.is_empty()
-            && state.releases.is_empty()
-            && state.breaks.is_empty()
+            && state.ends.is_empty()
             && state.lengthened.is_empty()
             && state.closed.is_empty()
             && state.memory_ttl.is_none()
@@ -560,8 +558,7 @@ pub fn subtransaction_aborted(my: u32) {
             let grant = state.grants.pop();
             state.grants_to_undo.extend(grant);
         }
-        drop_tail(&mut state.releases, |r| r.subtransaction == my);
-        drop_tail(&mut state.breaks, |b| b.subtransaction == my);
+        drop_tail(&mut state.ends, |end| end.subtransaction == my);
         drop_tail(&mut state.lengthened, |(l, _)| l.subtransaction == my);
         drop_tail(&mut state.closed, |row| row.subtransaction == my);
         while state.undo.last().is_some_and(|u| u.subtransaction == my) {
@@ -586,10 +583,8 @@ pub fn subtransaction_committed(my: u32, parent: u32) {
     with(|state| {
         let grants = state.grants.iter_mut();
         hand_over(grants.map(|g| &mut g.subtransaction), my, parent);
-        let releases = state.releases.iter_mut();
-        hand_over(releases.map(|r| &mut r.subtransaction), my, parent);
-        let breaks = state.breaks.iter_mut();
-        hand_over(breaks.map(|b| &mut b.subtransaction), my, parent);
+        let ends = state.ends.iter_mut();
+        hand_over(ends.map(|end| &mut end.subtransaction), my, parent);
         let lengthened = state.lengthened.iter_mut();
         hand_over(lengthened.map(|(l, _)| &mut l.subtransaction), my, parent);
         let closed = state.closed.iter_mut();

@@ -21,6 +21,7 @@ crate::tests![
     reclaimed_lease_has_expired,
     what_is_undone_is_not_told,
     refusal_in_what_is_undone_is_told,
+    loop_of_refused_writes_leaves_room_for_the_rest,
     leases_in_memory_are_told_alike,
     names_are_told_in_full,
 ];
@@ -228,6 +229,38 @@ fn refused_writes_are_told_with_all_facts() {
     let told =
         s.text("SELECT relation::text ~ '^[0-9]+$' FROM leasehold.events WHERE resource = 'p:3'");
     assert_eq!(told.as_deref(), Some("t"));
+}
+
+fn loop_of_refused_writes_leaves_room_for_the_rest() {
+    let db = Db::new();
+    with_doc(&db);
+    let mut s = db.session();
+    s.acquire("r");
+    s.exec(&format!("SET leasehold.token = '{NEVER}'"));
+    let refused = |s: &mut Session, sql: &str, after: i64| -> (i64, f64) {
+        let since: f64 = s.one("SELECT extract(epoch FROM clock_timestamp())::float8");
+        s.exec(&format!(
+            "DO $$ BEGIN FOR i IN 1 .. 500 LOOP
+               BEGIN {sql}; EXCEPTION WHEN SQLSTATE 'LH002' THEN NULL; END;
+             END LOOP; END $$"
+        ));
+        let seconds: f64 = s.one(&format!(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 - {since}"
+        ));
+        let told = s.one(&format!(
+            "SELECT count(*) FROM leasehold.events WHERE event = 'write_refused' AND seq > {after}"
+        ));
+        (told, seconds)
+    };
+    let mark = last(&db);
+    let (told, seconds) = refused(&mut s, "INSERT INTO doc VALUES (4)", mark);
+    let most = 10.0 * (1.0 + seconds.floor());
+    assert!(told >= 10 && told as f64 <= most, "{told} in {seconds} s");
+    // another one is told at once
+    s.exec(&format!("SET leasehold.token = '{}'", NEVER - 1));
+    let mark = last(&db);
+    s.err("INSERT INTO doc VALUES (4)").is("LH002");
+    assert_eq!(story(&db, "r", mark).len(), 1);
 }
 
 fn refused_fences_are_told_without_a_table() {

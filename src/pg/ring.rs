@@ -119,6 +119,18 @@ pub fn after(number: u64) -> Vec<(u64, Kept)> {
     (first..=last).filter_map(read).collect()
 }
 
+/// The first event after `number`, up to `last`, that somebody has a number for and has not written down yet.
+pub fn first_unwritten(number: u64, last: u64) -> Option<u64> {
+    let places = settings::event_ring() as u64;
+    let first = number.max(last.saturating_sub(places)) + 1;
+    (first..=last).find(|number| {
+        // SAFETY: inside the memory
+        let mark = unsafe { (*place(*number)).mark.load(Ordering::Acquire) };
+        // a newer mark: the ring has lost it
+        mark < 2 * number || mark == 2 * number + 1
+    })
+}
+
 fn read(number: u64) -> Option<(u64, Kept)> {
     let place = place(number);
     // SAFETY: inside the memory. What is copied while it is written is thrown away before it is taken for an event
