@@ -180,7 +180,7 @@ CREATE FUNCTION leasehold.all_fences(OUT resource text, OUT classid oid, OUT obj
 RETURNS SETOF record LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'leasehold_all_fences';
 
 -- The transactions that hold the fence of a resource: by process, or by the name under which they are prepared. The
--- resource is NULL where nobody has asked for it since the server started. 19528 is the class of fence locks; a
+-- resource is NULL where the shared table does not know it. 19528 is the class of fence locks; a
 -- prepared transaction keeps the virtual id of the session that prepared it.
 CREATE VIEW leasehold.writers AS
     SELECT f.resource, l.pid, p.gid

@@ -16,7 +16,7 @@ use crate::pg::srf::{Field, Rows};
 use crate::resources::{self, Resource};
 use crate::stats::{self, Count};
 use crate::table::{self, Database, Entry};
-use crate::{ledger, pg, settings, sql_function, tokens, xact};
+use crate::{ledger, pg, rights, settings, sql_function, tokens, xact};
 
 sql_function!(
     leasehold_acquire_lease,
@@ -132,6 +132,9 @@ fn await_lease(call: &Call) -> Answer<Value> {
         metadata: None,
     };
     acquire::check_context("await_lease()")?;
+    if pg::is_pipelined() {
+        return Err(errors::await_in_block());
+    }
     let procedure = Procedure::begin(call).ok_or_else(errors::await_in_block)?;
     // whatever it waits for, not under the snapshot of the CALL
     procedure.commit();
@@ -185,10 +188,12 @@ fn checked_wait(interval: Option<(i32, i32, i64)>) -> Answer<i64> {
     let wait_us = wait_us(interval)?;
     let max_us = settings::max_wait_us();
     if wait_us > max_us {
+        // one that cannot be counted is as long as can be
+        let above = if wait_us == i64::MAX { "above " } else { "" };
         return Err(
             Refusal::new(code::INVALID_PARAMETER, "wait is above leasehold.max_wait")
                 .detail(format!(
-                    "The wait is {}; leasehold.max_wait is {}.",
+                    "The wait is {above}{}; leasehold.max_wait is {}.",
                     errors::seconds(wait_us),
                     errors::seconds(max_us)
                 ))
@@ -376,6 +381,20 @@ fn break_lease(call: &Call) -> Answer<Value> {
     // one that has no room in the table is broken in the ledger alone
     let entry = resource.find(&database)?.entry();
     let Some(token) = entry.record.breakable() else {
+        let grant = &entry.record.grant;
+        if grant.token != 0 && grant.owner != xact::owner() {
+            let pid = xact::pid_of(grant.owner);
+            pg::notice(
+                &format!(
+                    "the resource \"{}\" is just being granted",
+                    resource.shown()
+                ),
+                &format!(
+                    "The transaction of process {pid} has acquired it and is still open: there is no lease to break before it commits."
+                ),
+                &format!("To have it undone: SELECT pg_terminate_backend({pid});"),
+            );
+        }
         return Ok(Value::Null);
     };
     if !ledger::mark_broken(resource.ledger, &resource.name, token)? {
@@ -402,12 +421,6 @@ pub fn check_administrator(to: &str) -> Answer<()> {
     .hint("An administrator can: GRANT pg_signal_backend TO the role."))
 }
 
-/// Whether the current role may see who holds a lease of that role, and what is kept with it.
-fn may_see(role: pg::Oid) -> bool {
-    let user = pg::current_user();
-    pg::is_member(user, pg::ROLE_READ_ALL_STATS) || pg::is_member(user, role)
-}
-
 /// leasehold.all_waiters() RETURNS TABLE: what the view leasehold.waiters shows
 fn all_waiters(call: &Call) -> Answer<Value> {
     check_preloaded()?;
@@ -424,7 +437,7 @@ fn all_waiters(call: &Call) -> Answer<Value> {
             Field::Text(name.as_slice()),
             Field::I32(*position),
             Field::I32(waiter.pid),
-            if may_see(waiter.role) {
+            if rights::may_see(waiter.role) {
                 Field::Text(holder)
             } else {
                 Field::Null
@@ -582,7 +595,7 @@ fn all_contended(call: &Call) -> Answer<Value> {
                 0 => Field::Null,
                 held_us => Field::F64(held_us as f64 / 1000.0),
             },
-            Field::I32(i32::try_from(entry.queue.len()).unwrap_or(i32::MAX)),
+            Field::I32(entry.waiters()),
         ]);
     }
     Ok(Value::Void)
@@ -631,9 +644,7 @@ fn push_lease(rows: &mut Rows, of: &Shown, found: Option<&Entry>, database: Opti
         metadata,
     } = of;
     let now_us = pg::clock::now_us();
-    let waiters = found.map_or(0, |entry| {
-        i32::try_from(entry.queue.len()).unwrap_or(i32::MAX)
-    });
+    let waiters = found.map_or(0, Entry::waiters);
     let writers = database.map_or(0, |_| pg::heavy::writers(hash));
     let state = found.map_or(State::Free, |entry| entry.record.state(now_us));
     let grace_us = database.map_or(0, |database| database.grace_until_us.saturating_sub(now_us));
@@ -666,7 +677,7 @@ fn push_lease(rows: &mut Rows, of: &Shown, found: Option<&Entry>, database: Opti
         (lease.ttl_us, lease.deadline_us, lease.durable)
     };
     let holding = &entry.holding;
-    let may_see = may_see(holding.role);
+    let may_see = rights::may_see(holding.role);
     let metadata = metadata.filter(|(token, _)| may_see && *token == record.t_max);
     rows.push(&[
         Field::Text(name),

@@ -22,6 +22,7 @@ use crate::pg::sessions::{self, Drain, Fate};
 use crate::pg::{self, heavy};
 use crate::resources::Resource;
 use crate::stats::{self, Count};
+use crate::wait::Waiting;
 use crate::{ledger, settings, table, xact};
 
 /// How long what is ending by itself is waited for.
@@ -45,12 +46,14 @@ pub enum Drained {
     Deserted,
 }
 
-/// Takes the fence lock in exclusive mode, as soon as nobody is inside under an old token. `over_us`: since when the last lease is over. `until_us`: how
-/// long the taker waits in any case; 0 for one that does not.
-pub fn drain(resource: &Resource, over_us: i64, until_us: i64) -> Answer<Drained> {
+/// Takes the fence lock in exclusive mode, as soon as nobody is inside under an old token. `over_us`: since when the
+/// last lease is over. A taker that waits does so in any case.
+pub fn drain(resource: &Resource, over_us: i64, waiting: &Waiting) -> Answer<Drained> {
     if heavy::try_exclude_fence(resource.hash) {
         return Ok(Drained::Yes);
     }
+    waiting.drains();
+    let until_us = waiting.until_us();
     let owner = xact::owner();
     let is_deserted = Cell::new(false);
     let is_drained = wait_out(resource, over_us, until_us, || {

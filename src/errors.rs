@@ -173,7 +173,7 @@ pub fn await_in_block() -> Refusal {
         "await_lease() cannot run inside a transaction block",
     )
     .detail("It ends its transaction while it waits, so that it holds no snapshot.")
-    .hint("CALL it in a statement of its own, or use acquire_lease() with a wait.")
+    .hint("CALL it in a statement of its own, not in a function or a block with an EXCEPTION clause; or use acquire_lease() with a wait.")
 }
 
 /// A call from a parallel worker, whose locks and lists end with it.

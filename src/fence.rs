@@ -13,7 +13,7 @@ use crate::resources::Resource;
 use crate::stats::{self, Count};
 use crate::table::{Database, Entry};
 use crate::xact::{self, Checked};
-use crate::{pg, resources};
+use crate::{pg, resources, rights};
 
 /// What a transaction presents for a resource.
 #[derive(Clone, Copy)]
@@ -164,7 +164,7 @@ pub fn check_role(resource: &Resource, role: pg::Oid, to: &str) -> Answer<()> {
         pg::role_name(pg::session_user())
     ))
     .hint(format!(
-        "Use a role that is a member of \"{owner}\", or acquire the resource as your own role."
+        "Use a role that is a member of \"{owner}\"."
     )))
 }
 
@@ -182,20 +182,25 @@ fn list(tokens: &[i64]) -> String {
     }
 }
 
-/// "; the current token is 41, held by "b"", or what else there is to say.
+/// The label of the holder for a message, if this role may see it.
+fn holder(entry: &Entry) -> Option<String> {
+    let holding = &entry.holding;
+    let holder = holding.holder.as_slice();
+    (!holder.is_empty() && rights::may_see(holding.role)).then(|| errors::shown(holder))
+}
+
+/// "; the current token is 41, granted to "b"", or what else there is to say.
 fn current(entry: &Entry) -> String {
     let record = &entry.record;
     if record.t_max == 0 {
         return "; the resource has never been granted".to_owned();
     }
-    let holder = errors::shown(entry.holding.holder.as_slice());
-    if holder.is_empty() {
-        format!("; the current token is {}", record.t_max)
-    } else {
-        format!(
+    match holder(entry) {
+        None => format!("; the current token is {}", record.t_max),
+        Some(holder) => format!(
             "; the current token is {}, granted to \"{holder}\"",
             record.t_max
-        )
+        ),
     }
 }
 
@@ -219,7 +224,7 @@ fn stale(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
     )
     .about(about(resource, tokens, Some(entry)))
     .detail(detail)
-    .hint("The lease is lost and others may have written since. Roll back, acquire the resource again, and read before you write.")
+    .hint("Roll back, acquire the resource again, and read before you write: others may have written since. A token is good for one resource only.")
 }
 
 fn unknown(resource: &Resource, tokens: &[i64], entry: &Entry) -> Refusal {
@@ -267,18 +272,17 @@ fn lease_over(
     now_us: i64,
 ) -> Refusal {
     let token = entry.record.t_max;
-    let holder = errors::shown(entry.holding.holder.as_slice());
+    let token = match holder(entry) {
+        None => format!("Token {token}"),
+        Some(holder) => format!("Token {token} of holder \"{holder}\""),
+    };
     let detail = match over {
-        Over::Released => format!("Token {token} of holder \"{holder}\" was released."),
-        Over::Reclaimed => {
-            format!("Token {token} of holder \"{holder}\" was released or has expired.")
-        }
+        Over::Released => format!("{token} was released."),
+        Over::Reclaimed => format!("{token} was released or has expired."),
         Over::Unconfirmed => format!(
-            "Token {token} of holder \"{holder}\" was not confirmed by the synchronous standby: the wait for it was cancelled."
+            "{token} was not confirmed by the synchronous standby: the wait for it was cancelled."
         ),
-        Over::Broken => {
-            format!("Token {token} of holder \"{holder}\" was ended by an administrator.")
-        }
+        Over::Broken => format!("{token} was ended by an administrator."),
         Over::Expired => {
             let since = seconds(now_us.saturating_sub(entry.record.lease.deadline_us).max(0));
             let why = if strict {
@@ -286,14 +290,17 @@ fn lease_over(
             } else {
                 "another transaction wants the resource"
             };
-            format!("Token {token} of holder \"{holder}\" expired {since} ago, and {why}.")
+            format!("{token} expired {since} ago, and {why}.")
         }
     };
     Refusal::new(
         code::LEASE_OVER,
         format!("the lease on resource \"{}\" is over", resource.shown()),
     )
-    .about(about(resource, &[token], Some(entry)))
+    .about(about(resource, &[entry.record.t_max], Some(entry)))
     .detail(detail)
-    .hint("Roll back, and acquire the resource again before you write. Renew a lease before it expires.")
+    .hint(match over {
+        Over::Expired | Over::Reclaimed => "Roll back, and acquire the resource again before you write. Renew a lease before it expires.",
+        _ => "Roll back, and acquire the resource again before you write.",
+    })
 }

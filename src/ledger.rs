@@ -300,11 +300,11 @@ pub fn allow(ledger: Oid, resource: &[u8], role: Oid, by: Oid, at: i64) -> Answe
     Ok(())
 }
 
-/// Takes a rule away, if it is there.
-pub fn disallow(ledger: Oid, resource: &[u8], role: Oid) -> Answer<()> {
+/// Takes a rule away: whether it was there.
+pub fn disallow(ledger: Oid, resource: &[u8], role: Oid) -> Answer<bool> {
     pg::invalidate(known(&RULE, c"rule")?);
-    DISALLOW.write(owner(ledger)?, &[Arg::Text(resource), Arg::Oid(role)]);
-    Ok(())
+    let gone = DISALLOW.write(owner(ledger)?, &[Arg::Text(resource), Arg::Oid(role)]);
+    Ok(gone > 0)
 }
 
 static TELL: Statement = Statement::new(

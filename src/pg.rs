@@ -142,6 +142,12 @@ pub fn statement_time() -> i64 {
     unsafe { raw::GetCurrentStatementStartTimestamp() }
 }
 
+/// Whether statements came before this one in a pipeline, which end with it.
+pub fn is_pipelined() -> bool {
+    // SAFETY: a plain variable of this backend
+    unsafe { pg_sys::MyXactFlags & pg_sys::XACT_FLAGS_PIPELINING as i32 != 0 }
+}
+
 /// Whether a transaction block is open, or the statement runs inside a function, a DO block or the
 /// like: then more statements may follow under the same snapshot. The latter is told by the error
 /// context stack, to which SPI and every procedural language add a frame. The main loop adds none, or
@@ -151,8 +157,7 @@ pub fn more_may_follow() -> bool {
     // and its languages put there is null or palloc'd memory, of eight bytes at least; where it is
     // not aligned or small enough for a number it is not looked at
     unsafe {
-        let pipelined = pg_sys::MyXactFlags & pg_sys::XACT_FLAGS_PIPELINING as i32 != 0;
-        if pg_sys::IsTransactionBlock() || pipelined {
+        if pg_sys::IsTransactionBlock() || is_pipelined() {
             return true;
         }
         let frame = pg_sys::error_context_stack;
@@ -456,6 +461,18 @@ pub fn log(message: &str, detail: &str) {
     )
     .set_detail(detail.to_owned())
     .report(PgLogLevel::LOG);
+}
+
+/// Tells the client something that is no error.
+pub fn notice(message: &str, detail: &str, hint: &str) {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        message.to_owned(),
+        "leasehold",
+    )
+    .set_detail(detail.to_owned())
+    .set_hint(hint.to_owned())
+    .report(PgLogLevel::NOTICE);
 }
 
 /// OID of a relation, if it exists.

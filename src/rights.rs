@@ -113,6 +113,12 @@ fn not_allowed(resource: &Resource, deciding: &[(Oid, Vec<u8>)], pattern: &[u8])
     ))
 }
 
+/// Whether the current role may see who holds a lease of that role, and what is kept with it.
+pub fn may_see(role: Oid) -> bool {
+    let user = pg::current_user();
+    pg::is_member(user, pg::ROLE_READ_ALL_STATS) || pg::is_member(user, role)
+}
+
 /// 53400 where the current role holds as many leases as it may.
 pub fn check_quota() -> Answer<()> {
     let quota = settings::max_leases_per_role();
@@ -135,7 +141,7 @@ pub fn check_quota() -> Answer<()> {
         "Role \"{}\" holds {held} leases; leasehold.max_leases_per_role is {quota}.",
         pg::role_name(role)
     ))
-    .hint("Release leases that are not needed, or use shorter TTLs."))
+    .hint("Release leases that are not needed, or use shorter TTLs. An administrator can raise the setting."))
 }
 
 /// Runs `record`, which adds a lease to those of the current role, where the quota has room for it; nobody else of
@@ -162,7 +168,17 @@ fn allow_lease(call: &Call) -> Answer<Value> {
 /// disallow_lease(resource text, to_role regrole) RETURNS void
 fn disallow_lease(call: &Call) -> Answer<Value> {
     let (pattern, role) = rule(call, "disallow_lease()")?;
-    ledger::disallow(ledger::oid()?, &pattern, role)?;
+    if !ledger::disallow(ledger::oid()?, &pattern, role)? {
+        pg::notice(
+            &format!(
+                "resource \"{}\" was not allowed to role \"{}\", skipping",
+                errors::shown(&pattern),
+                pg::role_name(role)
+            ),
+            "A rule is taken away by the very text that it was made with.",
+            "See: SELECT * FROM leasehold.rights;",
+        );
+    }
     Ok(Value::Void)
 }
 

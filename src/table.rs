@@ -39,7 +39,7 @@ use crate::pg::lwlock::{Held, LwLock};
 use crate::pg::shmem::Memory;
 use crate::pg::waiters::{self, Waiter};
 use crate::pg::{self, Oid};
-use crate::{events, settings, stats};
+use crate::{events, settings, stats, xact};
 
 /// Name of the memory in `pg_shmem_allocations` and of the locks' wait event.
 const NAME: &CStr = c"leasehold";
@@ -215,6 +215,11 @@ impl Entry {
         } else {
             NOT_COUNTED
         };
+        self.count_in(place);
+    }
+
+    /// Counts the lease in a place, and no more where it was counted.
+    fn count_in(&mut self, place: u16) {
         if place != self.counted {
             let numbers = held_numbers();
             if let Some(number) = numbers.get(usize::from(self.counted)) {
@@ -237,7 +242,9 @@ impl Entry {
     ) -> Option<(i64, Oid)> {
         let record = &self.record;
         let is_own = record.grant.owner == owner && record.grant.token != 0;
-        (request.is_some() && self.holding.request == request && (record.is_live(now_us) || is_own))
+        (request.is_some()
+            && self.holding.request == request
+            && (record.is_usable(now_us) || is_own))
             .then_some((record.t_max, self.holding.role))
     }
 
@@ -264,6 +271,36 @@ impl Entry {
             self.holds.note(at_us.saturating_sub(self.held_since_us));
             self.held_since_us = 0;
         }
+    }
+
+    /// The process that has its turn and waits for old transactions to end, or 0.
+    fn drainer(&self) -> i32 {
+        let grant = &self.record.grant;
+        if grant.token == 0 && grant.attended_us != 0 {
+            xact::pid_of(grant.owner)
+        } else {
+            0
+        }
+    }
+
+    /// How many wait for it: in the queue, and the one who has his turn and drains.
+    pub fn waiters(&self) -> i32 {
+        let queued = i32::try_from(self.queue.len()).unwrap_or(i32::MAX);
+        queued.saturating_add(i32::from(waiters::is_waiting(self.drainer())))
+    }
+
+    /// Who waits to be told the answer to the request that the lease was granted to.
+    pub fn retrier(&self) -> Option<u32> {
+        let request = self.holding.request?;
+        let mut next = self.queue.first();
+        while let Some(number) = next {
+            let waiter = waiters::read(number);
+            if waiter.request == Some(request) {
+                break;
+            }
+            next = waiter.behind();
+        }
+        next
     }
 
     /// Who must be woken, because he would look too late for his turn.
@@ -300,16 +337,18 @@ pub fn held_at_most(database: Oid, role: Oid) -> u32 {
     held_numbers()[place].load(Ordering::Relaxed)
 }
 
-/// How many live leases a role holds, and grants in progress.
+/// How many live leases a role holds, and grants in progress. Those that ran out are not counted any more, so that
+/// the next one need not look again.
 pub fn held_by(database: Oid, ledger: Oid, role: Oid, now_us: i64) -> u32 {
     let mut held = 0;
-    for locked in partitions() {
-        for slot in locked.view.slots_of((database, ledger)) {
-            let record = &slot.entry.record;
-            let is_held = record.grant.token != 0 || record.is_live(now_us);
-            held += u32::from(is_held && slot.entry.holding.role == role);
+    change_all((database, ledger), |entry| {
+        let record = &entry.record;
+        let is_held = record.grant.token != 0 || record.is_live(now_us);
+        held += u32::from(is_held && entry.holding.role == role);
+        if record.grant.owner == 0 && record.has_run_out(now_us) {
+            entry.count_in(NOT_COUNTED);
         }
-    }
+    });
     held
 }
 
@@ -899,7 +938,7 @@ pub fn entries(database: Oid, ledger: Oid) -> Vec<Named> {
     all
 }
 
-/// A resource, a place in its queue from 1 on, and who waits there.
+/// A resource, a place in its queue from 1 on, and who waits there. Who has his turn and drains is still the first.
 pub type Queued = (Bytes<RESOURCE_BYTES_MAX>, i32, Waiter);
 
 /// All who wait for resources of a ledger.
@@ -910,6 +949,11 @@ pub fn waiters(database: Oid, ledger: Oid) -> Vec<Queued> {
         for slot in locked.view.slots_of((database, ledger)) {
             let mut next = slot.entry.queue.first();
             let mut position = 0;
+            let drainer = waiters::read_of(slot.entry.drainer());
+            if let Some(waiter) = drainer.filter(|_| all.len() < all.capacity()) {
+                position += 1;
+                all.push((slot.resource, position, waiter));
+            }
             while let Some(number) = next
                 && all.len() < all.capacity()
             {
@@ -925,14 +969,22 @@ pub fn waiters(database: Oid, ledger: Oid) -> Vec<Queued> {
 
 /// Forgets how much the resources of a ledger were wanted.
 pub fn reset_contention(database: Oid, ledger: Oid) {
+    change_all((database, ledger), |entry| {
+        entry.contention = Contention::NONE;
+    });
+}
+
+/// Changes what is no transition of the record, in every entry of a ledger, one partition after the other under its
+/// exclusive lock.
+fn change_all(of: (Oid, Oid), mut change: impl FnMut(&mut Entry)) {
     let geometry = Geometry::current();
     for index in 0..geometry.partitions {
         let locked = locked_partition(geometry, index, true);
         for slot in 0..geometry.slots {
             // SAFETY: the lock is held exclusively; this is the only reference
             let slot = unsafe { &mut *locked.view.slot(slot as u32) };
-            if slot.database == database && slot.ledger == ledger {
-                slot.entry.contention = Contention::NONE;
+            if (slot.database, slot.ledger) == of {
+                change(&mut slot.entry);
             }
         }
     }

@@ -42,8 +42,8 @@ pub enum Stay {
     Full {
         /// How many.
         waiters: u32,
-        /// How long one more would have to wait.
-        expected_us: i64,
+        /// How long one more would have to wait; None where nothing is known of that.
+        expected_us: Option<i64>,
     },
     /// It could not be served in time.
     TooLate {
@@ -101,12 +101,13 @@ impl Waiting {
     /// Before the first look: what is noted here must not be noted under a lock. `holder`: whom others would see.
     pub fn prepare(
         &mut self,
+        request: Option<table::Request>,
         holder: impl FnOnce() -> Bytes<{ leasehold_core::name::HOLDER_BYTES_MAX }>,
     ) {
         if self.waits() && !self.has_joined {
             waiters::leave_at_exit();
             let now_us = pg::clock::now_us();
-            waiters::introduce(pg::current_user(), holder(), now_us, self.until_us);
+            waiters::introduce(pg::current_user(), request, holder(), now_us, self.until_us);
             QUEUED.set(Some(self.resource.clone()));
             self.has_joined = true;
         }
@@ -129,9 +130,10 @@ impl Waiting {
             let ahead = entry.queue.len();
             let expected_us = expected_us(entry, ahead, now_us);
             if ahead >= max_waiters {
+                let is_known = entry.holds.smoothed_us() != 0;
                 return Stay::Full {
                     waiters: ahead,
-                    expected_us,
+                    expected_us: is_known.then_some(expected_us),
                 };
             }
             if expected_us > self.until_us.saturating_sub(now_us) {
@@ -145,6 +147,11 @@ impl Waiting {
                 .queue
                 .sleep(places, me, next_us, self.until_us, now_us),
         )
+    }
+
+    /// It has its turn, and waits all the same.
+    pub fn drains(&self) {
+        self.has_slept.set(self.waits());
     }
 
     /// Sleeps until that instant, or until it is woken. 55P03; raises where it is cancelled.
@@ -190,9 +197,14 @@ fn expected_us(entry: &Entry, ahead: u32, now_us: i64) -> i64 {
 pub fn leave() {
     let queued = QUEUED.with(|queued| queued.try_borrow_mut().ok().and_then(|mut q| q.take()));
     if let Some(resource) = queued {
-        table::change(resource.key(), |entry| {
-            entry.queue.leave(&mut waiters::All, waiters::own())
+        let left = table::change(resource.key(), |entry| {
+            entry.queue.leave(&mut waiters::All, waiters::own());
+            waiters::retire();
         });
+        if left.is_none() {
+            // nobody can look for it there any more
+            waiters::retire();
+        }
     }
 }
 
@@ -211,19 +223,26 @@ fn timed_out(resource: &Resource) -> Refusal {
 /// LH005: it is not worth waiting.
 pub fn shed(resource: &Resource, stay: &Stay, wait_us: i64) -> Option<Refusal> {
     let name = resource.shown();
-    let (message, detail, expected_us) = match *stay {
+    let (message, detail, retry_us, or) = match *stay {
         Stay::Full {
             waiters,
             expected_us,
-        } => (
-            format!("too many wait for resource \"{name}\""),
-            format!(
-                "{waiters} wait already, and leasehold.max_waiters is {}; the expected wait is {}.",
-                settings::max_waiters(),
-                errors::seconds(expected_us)
-            ),
-            expected_us,
-        ),
+        } => {
+            let expected = match expected_us {
+                Some(us) => format!("the expected wait is {}", errors::seconds(us)),
+                None => "the expected wait is not known yet, since nobody has released it so far"
+                    .to_owned(),
+            };
+            (
+                format!("too many wait for resource \"{name}\""),
+                format!(
+                    "{waiters} wait already, and leasehold.max_waiters is {}; {expected}.",
+                    settings::max_waiters(),
+                ),
+                expected_us.unwrap_or(UNKNOWN_RETRY_US),
+                "",
+            )
+        }
         Stay::TooLate { ahead, expected_us } => (
             format!("resource \"{name}\" cannot be had within the wait"),
             format!(
@@ -232,15 +251,18 @@ pub fn shed(resource: &Resource, stay: &Stay, wait_us: i64) -> Option<Refusal> {
                 errors::seconds(wait_us)
             ),
             expected_us,
+            ", or bring a longer wait",
         ),
         Stay::Sleep(_) | Stay::TimeIsOver => return None,
     };
     let refusal = Refusal::new(code::SHED, message).detail(detail);
     Some(refusal.hint(format!(
-        "Retry after {}, with some randomness, or bring a longer wait.",
-        errors::seconds(expected_us.max(MIN_RETRY_US))
+        "Retry after {}, with some randomness{or}.",
+        errors::seconds(retry_us.max(MIN_RETRY_US))
     )))
 }
 
-/// Where nothing is known of how long a resource is held, one does not come back at once.
+/// One does not come back at once.
 const MIN_RETRY_US: i64 = 100_000;
+/// Nor soon, where nothing is known of how long a resource is held.
+const UNKNOWN_RETRY_US: i64 = 1_000_000;

@@ -4,7 +4,7 @@
 //!   it to its parent. Subtransactions nest, so what belongs to the innermost is at the end of a list.
 //! - A grant becomes a lease at COMMIT, while this transaction still holds the fence. Releases and breaks, and
 //!   the undoing of grants, wait until the locks are gone: the next holder must find the fence free, and know
-//!   what else this transaction has changed.
+//!   what else this transaction has changed. But a broken token is closed at COMMIT.
 //! - Nothing in the callbacks after the commit or at an abort may fail.
 
 use std::cell::{Cell, RefCell};
@@ -15,7 +15,7 @@ use std::rc::Rc;
 use crate::errors::{Answer, Refusal, code};
 use crate::events::{Event, Kind};
 use crate::pg::sessions::{self, Told};
-use crate::pg::{self, Oid};
+use crate::pg::{self, Oid, waiters};
 use crate::resources::Resource;
 use crate::stats::{self, Count};
 use crate::table::Entry;
@@ -133,6 +133,11 @@ pub fn is_going_to_act() {
 /// A number that is this transaction's among all that run.
 pub fn owner() -> u64 {
     (u64::from(pg::pid().unsigned_abs()) << 32) | u64::from(NUMBER.get())
+}
+
+/// The process of the transaction with that number; 0 for none.
+pub fn pid_of(owner: u64) -> i32 {
+    i32::try_from(owner >> 32).unwrap_or(0)
 }
 
 /// A number that stays the same as long as no verdict can have changed.
@@ -371,6 +376,12 @@ pub fn before_prepare() -> Answer<()> {
         }
         .map(|(what, lease)| (what, lease.resource.shown(), lease.token))
     });
+    let hint = match what {
+        Some(("broken", ..)) => "Break the lease in a transaction of its own.",
+        _ => {
+            "Acquire before the transaction, prepare one that only writes under the token, and release after COMMIT PREPARED."
+        }
+    };
     match what {
         None => sessions::committing().map_or(Ok(()), |told| Err(cut_off(told))),
         Some((what, resource, token)) => Err(Refusal::new(
@@ -380,7 +391,7 @@ pub fn before_prepare() -> Answer<()> {
         .detail(format!(
             "It has {what} the resource \"{resource}\" under token {token}, which takes effect with the commit, in this session."
         ))
-        .hint("Acquire before the transaction, prepare one that only writes under the token, and release after COMMIT PREPARED.")),
+        .hint(hint)),
     }
 }
 
@@ -390,6 +401,7 @@ pub fn committed() {
     with(|state| {
         let is_confirmed = !state.needs_the_disk() || pg::commit_is_confirmed();
         for grant in state.grants.drain(..) {
+            let mut retrier = None;
             let due = table::change(grant.resource.key(), |entry| {
                 entry.is_hold_up_reported = false;
                 entry.record.commit(grant.owner, now_us);
@@ -401,8 +413,13 @@ pub fn committed() {
                 if grant.on_disk && !is_confirmed {
                     entry.record.unconfirmed(grant.token, now_us);
                 }
+                retrier = entry.retrier();
                 entry.record.due_mark().is_some()
             });
+            // what others sleep for, the end of the lease, he need not wait for
+            if let Some(retrier) = retrier {
+                waiters::wake(retrier);
+            }
             stats::count(Count::Grants);
             if grant.is_takeover {
                 stats::count(Count::Takeovers);
@@ -438,6 +455,12 @@ pub fn committed() {
         // while the fences of their resources are still held
         if let Some(ledger) = state.deleting.take() {
             tokens::note_marked(pg::database(), ledger, pg::own_commit());
+        }
+        // a broken token is closed before a writer that waits for these locks goes on
+        for end in state.ends.iter().filter(|end| end.is_break) {
+            table::change(end.resource.key(), |entry| {
+                entry.record.begin_break(end.token)
+            });
         }
         // by swapping, so that what is empty keeps its room
         let state = &mut *state;

@@ -37,6 +37,9 @@ pub enum End {
     Unconfirmed = 4,
     /// An administrator ended it.
     Broken = 5,
+    /// The same, and his transaction has committed, but still holds its locks: the token is closed, and nobody else is
+    /// granted the resource yet.
+    Breaking = 6,
 }
 
 /// The last committed lease of a resource; `token` 0 when there has been none.
@@ -287,8 +290,13 @@ impl Record {
         self.grant.owner == 0
             && self.lease.token != 0
             && self.lease.token == self.t_max
-            && self.lease.end == End::Running
+            && matches!(self.lease.end, End::Running | End::Breaking)
             && now_us < self.lease.deadline_us
+    }
+
+    /// Whether it is live for its holder too.
+    pub fn is_usable(&self, now_us: Micros) -> bool {
+        self.is_live(now_us) && self.lease.end == End::Running
     }
 
     /// Whether the record may be forgotten: its T_max is in the ledger or below the floor, and what
@@ -363,7 +371,7 @@ impl Record {
     pub fn is_held(&self) -> bool {
         let has_lease = self.lease.token != 0
             && self.lease.token == self.t_max
-            && self.lease.end == End::Running;
+            && matches!(self.lease.end, End::Running | End::Breaking);
         self.grant.owner != 0 || has_lease
     }
 
@@ -497,7 +505,7 @@ impl Record {
             self.grant.deadline_us = self.grant.deadline_us.max(deadline_us);
             return true;
         }
-        if self.lease.token != token || !self.is_live(now_us) {
+        if self.lease.token != token || !self.is_usable(now_us) {
             return false;
         }
         if deadline_us >= self.lease.deadline_us {
@@ -514,7 +522,7 @@ impl Record {
                 durable: self.grant.durable,
                 ttl_us: self.grant.ledger_ttl_us,
             })
-        } else if self.lease.token == token && self.is_live(now_us) {
+        } else if self.lease.token == token && self.is_usable(now_us) {
             Some(Lasting {
                 durable: self.lease.durable,
                 ttl_us: self.lease.ledger_ttl_us,
@@ -544,9 +552,7 @@ impl Record {
         match self.lease.end {
             End::Released => Release::Already,
             End::Running if now_us < self.lease.deadline_us => Release::Yes,
-            End::Running | End::Lost | End::Reclaimed | End::Unconfirmed | End::Broken => {
-                Release::No
-            }
+            _ => Release::No,
         }
     }
 
@@ -572,7 +578,7 @@ impl Record {
     pub fn release(&mut self, token: i64, now_us: Micros) -> bool {
         let ended = matches!(
             self.lease.end,
-            End::Released | End::Lost | End::Unconfirmed | End::Broken
+            End::Released | End::Lost | End::Unconfirmed | End::Broken | End::Breaking
         );
         if self.lease.token != token || self.t_max != token || ended {
             return false;
@@ -593,10 +599,18 @@ impl Record {
         is_there.then_some(self.lease.token)
     }
 
-    /// Ends the lease of `token`, whatever its holder does: the administrator's transaction has committed. Whether that
-    /// ended it.
+    /// Closes the token of the lease, whatever its holder does: the administrator's transaction has committed, and still
+    /// holds its locks.
+    pub fn begin_break(&mut self, token: i64) {
+        if self.breakable() == Some(token) {
+            self.lease.end = End::Breaking;
+        }
+    }
+
+    /// Ends the lease of `token`: his locks are gone. Whether that ended it.
     pub fn break_lease(&mut self, token: i64, now_us: Micros) -> bool {
-        if self.lease.token != token || self.t_max != token || self.lease.end != End::Running {
+        let is_there = matches!(self.lease.end, End::Running | End::Breaking);
+        if self.lease.token != token || self.t_max != token || !is_there {
             return false;
         }
         self.lease.end = End::Broken;
@@ -640,7 +654,7 @@ impl Record {
                 End::Released => return Verdict::Over(Over::Released),
                 End::Reclaimed => return Verdict::Over(Over::Reclaimed),
                 End::Unconfirmed => return Verdict::Over(Over::Unconfirmed),
-                End::Broken => return Verdict::Over(Over::Broken),
+                End::Broken | End::Breaking => return Verdict::Over(Over::Broken),
                 End::Running => (self.lease.token, self.lease.deadline_us),
             }
         };

@@ -254,6 +254,7 @@ fn record(time: impl Strategy<Value = Micros> + Clone) -> impl Strategy<Value = 
         3 => Just(End::Running),
         1 => Just(End::Released),
         1 => Just(End::Unconfirmed),
+        1 => Just(End::Breaking),
         1 => Just(End::Lost),
         1 => Just(End::Reclaimed),
     ];

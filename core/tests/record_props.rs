@@ -883,6 +883,7 @@ enum Call {
     Renew(u64, i64, i64),
     NoteDurable(i64, i64),
     Release(i64),
+    BeginBreak(i64),
     Break(i64),
     Unconfirmed(i64),
     NoteMarked(i64),
@@ -911,6 +912,7 @@ fn call(record: &mut Record, call: &Call, tokens: &[i64], floor: i64, now: i64) 
         Call::Release(token) => {
             seen.push(format!("{:?}", record.release(token, now)));
         }
+        Call::BeginBreak(token) => record.begin_break(token),
         Call::Break(token) => {
             seen.push(format!("{:?}", record.breakable()));
             seen.push(format!("{:?}", record.break_lease(token, now)));
@@ -970,7 +972,8 @@ fn record(time: impl Strategy<Value = i64> + Clone) -> impl Strategy<Value = Rec
         Just(End::Lost),
         Just(End::Reclaimed),
         Just(End::Unconfirmed),
-        Just(End::Broken)
+        Just(End::Broken),
+        Just(End::Breaking)
     ];
     let flags = || (any::<bool>(), any::<bool>());
     let lease = (
@@ -1035,6 +1038,7 @@ fn any_call(ttl: impl Strategy<Value = i64> + Clone + 'static) -> impl Strategy<
         (owner, token.clone(), ttl.clone()).prop_map(|(o, t, ttl)| Call::Renew(o, t, ttl)),
         (token.clone(), ttl).prop_map(|(t, ttl)| Call::NoteDurable(t, ttl)),
         token.clone().prop_map(Call::Release),
+        token.clone().prop_map(Call::BeginBreak),
         token.clone().prop_map(Call::Break),
         token.clone().prop_map(Call::Unconfirmed),
         token.prop_map(Call::NoteMarked),
@@ -1109,7 +1113,8 @@ proptest! {
         if record.lease.token == before.lease.token && before.lease.end != End::Running {
             let commits = matches!(one, Call::Commit(_));
             let learns = before.lease.end == End::Reclaimed && record.lease.end == End::Released;
-            prop_assert!(record.lease.end == before.lease.end || commits || learns);
+            let breaks = (before.lease.end, record.lease.end) == (End::Breaking, End::Broken);
+            prop_assert!(record.lease.end == before.lease.end || commits || learns || breaks);
         }
         // only its own transaction takes a grant away
         if before.grant.owner != 0 && record.grant.owner != before.grant.owner {
@@ -1121,6 +1126,8 @@ proptest! {
         if let Call::Renew(_, token, _)
         | Call::NoteDurable(token, _)
         | Call::Release(token)
+        | Call::BeginBreak(token)
+        | Call::Break(token)
         | Call::Unconfirmed(token)
         | Call::NoteMarked(token) = one
         {
@@ -1153,6 +1160,42 @@ fn a_grant_that_its_taker_has_deserted_is_anothers() {
     // one that is recorded is nobody else's
     assert!(!record.attend(2, 3 * patience));
     assert_eq!(record.begin(3, i64::MAX), Begin::InProgress);
+}
+
+/// Between the commit and the end of the locks the token is worth nothing, and the resource is nobody else's.
+#[test]
+fn a_lease_that_is_being_broken_is_nobodys() {
+    let now = 5;
+    let mut record = Record {
+        t_max: 4,
+        lease: Lease {
+            token: 4,
+            ttl_us: 9,
+            ledger_ttl_us: 9,
+            deadline_us: 9,
+            durable: true,
+            ..Lease::NONE
+        },
+        row_open: true,
+        ..Record::UNKNOWN
+    };
+    record.begin_break(3);
+    assert!(record.is_usable(now), "another's");
+    record.begin_break(4);
+    assert!(record.is_live(now) && !record.is_usable(now));
+    for strict in [false, true] {
+        let verdict = record.verdict(&[4], 0, 0, strict, now);
+        assert_eq!(verdict, Verdict::Over(Over::Broken));
+    }
+    assert!(!record.renew(0, 4, 9, now) && record.lasting(0, 4, now).is_none());
+    assert_eq!(record.release_answer(0, 4, now), Release::No);
+    assert!(!record.release(4, now), "a release that comes late");
+    assert_eq!(record.breakable(), None);
+    assert_eq!(record.begin(1, now), Begin::Held);
+    assert!(record.is_held() && !record.is_evictable(now));
+    assert_eq!(record.could_be_had_us(now), 9);
+    assert!(record.break_lease(4, now) && !record.is_live(now));
+    assert_eq!(record.begin(1, now), Begin::Begun);
 }
 
 /// Whatever its holder does, and whoever comes: until the next grant.

@@ -9,6 +9,7 @@ use crate::session::Session;
 crate::tests![
     broken_lease_is_over,
     nothing_to_break,
+    break_of_what_is_being_granted_says_so,
     expired_lease_is_closed_by_a_break,
     break_takes_effect_with_the_commit,
     broken_token_stays_closed_over_restarts,
@@ -16,6 +17,7 @@ crate::tests![
     broken_lease_is_a_waiters,
     break_of_a_lease_of_before_the_restart,
     break_in_memory,
+    broken_token_is_closed_before_the_locks_go,
     break_against_a_release,
     break_against_a_break,
     break_that_is_undone_leaves_the_other_one,
@@ -100,6 +102,25 @@ fn nothing_to_break() {
 }
 
 /// Its holder could still write, as long as nobody wants the resource.
+fn break_of_what_is_being_granted_says_so() {
+    let db = Db::new();
+    let (mut s, mut holder) = (db.session(), db.session());
+    s.exec("SET log_min_messages = notice");
+    let pid = holder.pid;
+    holder.exec("BEGIN; SELECT acquire_lease('r')");
+    assert_eq!(s.state_of("r"), "held");
+    assert_eq!(break_lease(&mut s), None);
+    wait_for("the notice", || {
+        let log = db.cluster.log();
+        (log.contains("is just being granted")
+            && log.contains(&format!("pg_terminate_backend({pid})")))
+        .then_some(())
+    });
+    // what it says to do helps
+    s.terminate(pid);
+    wait_for("the resource", || s.try_acquire("r"));
+}
+
 fn expired_lease_is_closed_by_a_break() {
     let db = Db::new();
     with_doc(&db);
@@ -303,6 +324,29 @@ fn break_in_memory() {
     let token = s.acquire("r");
     assert_eq!(break_lease(&mut admin), Some(token));
     is_closed(&db, token, "LH004");
+}
+
+/// The holder waits for a row of the administrator's transaction, which goes on to hold many locks.
+fn broken_token_is_closed_before_the_locks_go() {
+    let db = Db::new();
+    with_doc(&db);
+    let mut admin = db.session();
+    for _ in 0..5 {
+        let mut holder = db.session();
+        let token = holder.acquire("r");
+        admin.exec(&format!(
+            "BEGIN; SELECT fence('r', {token}); UPDATE doc SET n = 7;
+             SELECT pg_advisory_xact_lock(n) FROM generate_series(1, 3000) AS n"
+        ));
+        holder.exec(&format!("SET leasehold.token = '{token}'"));
+        let pid = holder.pid;
+        let late = holder.spawn("UPDATE doc SET n = 1");
+        db.cluster.wait_until_blocked(pid);
+        assert_eq!(break_lease(&mut admin), Some(token));
+        admin.exec("COMMIT");
+        late.failed().1.is("LH004").details("administrator");
+        assert_eq!(admin.one::<i32>("SELECT n FROM doc"), 7);
+    }
 }
 
 fn break_against_a_release() {

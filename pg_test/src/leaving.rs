@@ -294,12 +294,14 @@ fn cancel_of_who_drains_lets_the_next_drain() {
         writer.exec(&format!("BEGIN; SELECT fence('r', {token})"));
         let (first, mut second) = (db.waiter(), db.waiter());
         assert!(s.release("r", token));
-        db.wait_queue("r", &[second.pid]);
+        wait_for("the drain", || {
+            (s.state_of("r") == "draining").then_some(())
+        });
         s.exec(&format!("SELECT {end}({})", first.pid));
         let error = first.failed().1;
         assert!(error.sqlstate == "57014" || error.is_lost(), "{error}");
         // the second is at it now
-        db.wait_queue("r", &[]);
+        db.wait_queue("r", &[second.pid]);
         assert!(!second.is_done());
         writer.exec("COMMIT");
         let (mut second, token) = second.granted();

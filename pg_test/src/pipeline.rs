@@ -13,6 +13,7 @@ crate::tests![
     pipeline_under_a_snapshot_cannot_acquire,
     acquire_with_a_sync_of_its_own_is_a_lone_statement,
     pipeline_under_read_committed_acquires,
+    await_ends_no_pipeline_that_has_begun,
 ];
 
 /// A connection that sends statements without waiting for their answers.
@@ -184,4 +185,19 @@ fn pipeline_under_read_committed_acquires() {
     assert_eq!(answer.values.last(), Some(&Some("1".to_owned())));
     assert_eq!(s.state_of("r"), "held");
     assert_eq!(s.one::<i64>("SELECT count(*) FROM t"), 1);
+}
+
+fn await_ends_no_pipeline_that_has_begun() {
+    let db = Db::new();
+    db.session().exec("CREATE TABLE before (n int)");
+    let mut pipeline = Pipeline::connect(&db, "read committed");
+    let answer = pipeline.send(&["INSERT INTO before VALUES (1)", "CALL await_lease('r')"]);
+    assert_eq!(answer.sqlstate.as_deref(), Some("25001"));
+    let mut s = db.session();
+    assert_eq!(s.one::<i64>("SELECT count(*) FROM before"), 0);
+    assert_eq!(s.state_of("r"), "free");
+    // as the first one it may
+    let answer = pipeline.send(&["CALL await_lease('r')", "INSERT INTO before VALUES (1)"]);
+    assert_eq!((answer.sqlstate, answer.values.len()), (None, 1));
+    assert_eq!(s.state_of("r"), "held");
 }

@@ -131,6 +131,11 @@ fn leases_that_are_over_do_not_count() {
         s.acquire_expired(&format!("expired {n}"));
     }
     has_room_for_one(&db, &mut s, &role, 2);
+    // but do again, granted anew
+    let token = s.acquire("expired 0");
+    is_full(&db, &mut s, "SELECT acquire_lease('q')", &role, 2, 2);
+    assert!(s.release("expired 0", token));
+    has_room_for_one(&db, &mut s, &role, 2);
     // released
     for _ in 0..3 {
         let token = s.acquire("r");

@@ -1,8 +1,10 @@
 //! Layer wait, part requests: who has lost an answer asks again, and gets the same one.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Db, Stop, wait_for};
+use crate::rights::{allow, login};
 use crate::session::Session;
 
 crate::tests![
@@ -11,7 +13,10 @@ crate::tests![
     retry_while_the_first_is_open,
     retry_after_a_restart,
     retry_in_the_grace,
+    retry_is_answered_with_the_commit,
     retry_presents_its_token,
+    retry_though_others_are_allowed_by_now,
+    retry_at_the_end_of_its_lease_is_no_way_in,
     retry_of_what_this_transaction_ends,
     retry_does_not_restart_the_ttl,
     other_requests_are_others,
@@ -107,6 +112,70 @@ fn retry_while_the_first_is_open() {
 }
 
 /// As an acquire does: a transaction whose answer was lost is run again as it is.
+fn retry_is_answered_with_the_commit() {
+    let db = Db::new();
+    let (mut s, mut other) = (db.session(), db.session());
+    // it sleeps for a second, if nobody wakes it; one in three is in time on a busy machine too
+    let mut least = Duration::MAX;
+    for _ in 0..3 {
+        s.exec("BEGIN");
+        let first = granted(&mut s, FIRST);
+        let before = db.waiter();
+        let waiting = db.queued(other, "r", &call(FIRST, ", wait => '1min'"));
+        s.exec("COMMIT");
+        let begun = Instant::now();
+        let (session, second) = waiting.granted();
+        least = least.min(begun.elapsed());
+        assert_eq!(second, first);
+        assert_eq!(s.queue("r"), [before.pid]);
+        s.cancel(before.pid);
+        before.failed().1.is("57014");
+        other = session;
+        assert!(other.release("r", second));
+    }
+    assert!(least < Duration::from_millis(400), "{least:?}");
+}
+
+fn retry_though_others_are_allowed_by_now() {
+    let db = Db::new();
+    let (own, other) = (login(&db, "own"), login(&db, "other"));
+    let mut s = db.session_as(&own);
+    let token = granted(&mut s, FIRST);
+    allow(&db, "r", &other);
+    assert_eq!(ask(&mut s, FIRST), Some(token));
+    let waiting: i64 = s.one(&call(FIRST, ", wait => '1min'"));
+    assert_eq!(waiting, token);
+    // it is the one request, of the one role, and as long as the lease lives
+    s.err(&call(SECOND, "")).is("42501");
+    s.err("SELECT acquire_lease('r')").is("42501");
+    let third = login(&db, "third");
+    db.session_as(&third).err(&call(FIRST, "")).is("42501");
+    assert!(s.release("r", token));
+    s.err(&call(FIRST, "")).is("42501");
+}
+
+/// The lease ends while the call is on its way.
+fn retry_at_the_end_of_its_lease_is_no_way_in() {
+    let db = Db::new();
+    let (own, other) = (login(&db, "own"), login(&db, "other"));
+    let mut s = db.session_as(&own);
+    let acquire = |n: usize| {
+        let ttl = 400 + 10 * n;
+        format!("SELECT acquire_lease('r{n}', ttl => '{ttl}ms', request => '{FIRST}')")
+    };
+    let tokens: Vec<i64> = (0..80).map(|n| s.one(&acquire(n))).collect();
+    allow(&db, "r*", &other);
+    for (n, token) in tokens.into_iter().enumerate() {
+        let error = loop {
+            match s.try_one::<Option<i64>>(&acquire(n)) {
+                Ok(again) => assert_eq!(again, Some(token)),
+                Err(error) => break error,
+            }
+        };
+        error.is("42501");
+    }
+}
+
 fn retry_presents_its_token() {
     let db = Db::new();
     let mut s = db.session();

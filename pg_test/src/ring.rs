@@ -62,7 +62,9 @@ fn numbers_have_no_gaps() {
     for n in 0..30 {
         let token = s.acquire("r");
         s.renew("r", token);
-        s.try_fence("r", NEVER - n).expect_err("unknown").is("LH002");
+        s.try_fence("r", NEVER - n)
+            .expect_err("unknown")
+            .is("LH002");
         s.try_acquire("r");
         if n % 2 == 0 {
             s.release("r", token);

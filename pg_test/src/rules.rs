@@ -23,6 +23,7 @@ crate::tests![
     rules_are_seen_by_who_remembers_others,
     rules_that_change_while_they_are_read_count,
     dropped_role_takes_its_rules_along,
+    disallow_says_where_there_was_nothing,
     renamed_role_keeps_its_rules,
     only_an_administrator_allows,
     bad_arguments,
@@ -338,6 +339,24 @@ fn dropped_role_takes_its_rules_along() {
     s.exec(&format!("DROP ROLE {admin}"));
     assert!(role_may(&db, &other, "q"));
     assert!(rules(&db).contains(&format!("q {other}")));
+}
+
+fn disallow_says_where_there_was_nothing() {
+    let db = Db::new();
+    let one = login(&db, "one");
+    let mut s = db.session();
+    s.exec("SET log_min_messages = notice");
+    allow(&db, "typo:*", &one);
+    let notices = || {
+        let log = db.cluster.log();
+        log.matches("was not allowed to role").count()
+    };
+    let before = notices();
+    s.exec(&rule("disallow_lease", "typo", &one));
+    assert_eq!(notices(), before + 1);
+    assert_eq!(rules(&db), [format!("typo:* {one}")]);
+    s.exec(&rule("disallow_lease", "typo:*", &one));
+    assert_eq!(notices(), before + 1);
 }
 
 fn renamed_role_keeps_its_rules() {

@@ -437,7 +437,7 @@ fn drains_count() {
     writer.exec(&format!("BEGIN; SELECT fence('r', {token})"));
     moves(
         &db,
-        &[("grants", 1), ("releases", 1), ("drains", 1)],
+        &[("grants", 1), ("waits", 1), ("releases", 1), ("drains", 1)],
         || {
             assert!(s.release("r", token));
             let taker = db.session().spawn(WAIT);
@@ -474,6 +474,7 @@ fn ended_sessions_count() {
     db.cluster.wait_sql(idle, "idle zombies");
     let taken = [
         ("grants", 1),
+        ("waits", 1),
         ("expiries", 1),
         ("takeovers", 1),
         ("drains", 1),
@@ -493,7 +494,7 @@ fn ended_sessions_count() {
     );
     db.cluster.wait_sql(&asleep, "the sleep");
     let mut taken = taken;
-    taken[4].1 = 1;
+    taken[5].1 = 1;
     moves(&db, &taken, || {
         s.exec("SELECT acquire_lease('q', wait => '1h')");
         zombie.failed().1.is("57014");

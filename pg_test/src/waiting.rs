@@ -178,7 +178,7 @@ fn waiter_is_granted_when_the_last_writer_is_gone() {
             (s.state_of("r") == "draining").then_some(())
         });
         // he drains, and the one behind does not
-        assert_eq!(s.queue("r"), [behind.pid]);
+        assert_eq!(s.queue("r"), [waiting.pid, behind.pid]);
         writer.exec(end);
         let (mut waiter, next) = waiting.granted();
         assert_eq!(waiter.one::<i32>("SELECT n FROM doc"), 1);
@@ -657,7 +657,9 @@ fn stopped_taker_loses_its_drain_and_comes_back() {
         writer.exec(&format!("BEGIN; SELECT fence('r', {token})"));
         let mut stopped = db.queued(db.session(), "r", &format!("{block}{wait}"));
         assert!(s.release("r", token));
-        db.wait_queue("r", &[]);
+        wait_for("the drain", || {
+            (s.state_of("r") == "draining").then_some(())
+        });
         let held = Held::hold(stopped.pid);
         writer.exec("COMMIT");
         // who comes next, waiting or not

@@ -1,13 +1,16 @@
 //! Layer wait, part sight: what a waiting session shows, to whom.
 
-use crate::cluster::Db;
+use crate::cluster::{Db, wait_for};
+use crate::leases::NEVER;
 use crate::queueing::AWAIT;
 use crate::session::Session;
 
 crate::tests![
     wait_shows_in_pg_stat_activity,
     waiters_are_shown,
+    who_drains_is_shown_as_the_first,
     holders_of_other_roles_are_hidden,
+    holders_of_other_roles_are_hidden_in_refusals,
 ];
 
 fn wait_shows_in_pg_stat_activity() {
@@ -80,6 +83,66 @@ fn waiters_are_shown() {
     assert!(shown(&mut s).is_empty());
 }
 
+fn who_drains_is_shown_as_the_first() {
+    let db = Db::of_waiters("1h");
+    let (mut s, mut writer) = (db.session(), db.session());
+    let token = s.acquire("r");
+    writer.exec(&format!("BEGIN; SELECT fence('r', {token})"));
+    assert!(s.release("r", token));
+    let counted = "SELECT (SELECT waits FROM leasehold.stats) || ' ' || coalesce((SELECT waits FROM leasehold.contended), 0)";
+    assert_eq!(s.text(counted).as_deref(), Some("0 0"));
+    // one that does not wait is no waiter, though it drains for a moment
+    assert_eq!(s.try_acquire("r"), None);
+    assert!(s.queue("r").is_empty());
+    let first = db.queued(
+        db.session(),
+        "r",
+        "SELECT acquire_lease('r', 'first', wait => '50s')",
+    );
+    wait_for("the drain", || {
+        (s.state_of("r") == "draining").then_some(())
+    });
+    let second = db.queued(db.session(), "r", AWAIT);
+    assert_eq!(s.queue("r"), [first.pid, second.pid]);
+    assert_eq!(s.info("r", "waiters").as_deref(), Some("2"));
+    let shown = s.rows(
+        "SELECT position, pid, holder, remaining <= '50s' FROM leasehold.waiters ORDER BY position LIMIT 1",
+    );
+    let text = |value: &str| Some(value.to_owned());
+    let row = [
+        text("1"),
+        text(&first.pid.to_string()),
+        text("first"),
+        text("t"),
+    ];
+    assert_eq!(shown, [row.to_vec()]);
+    let listed = "SELECT waiters FROM leasehold.contended WHERE resource = 'r'";
+    assert_eq!(s.one::<i32>(listed), 2);
+    writer.exec("COMMIT");
+    let (mut first, token) = first.granted();
+    assert_eq!(s.queue("r"), [second.pid]);
+    assert!(first.release("r", token));
+    second.granted();
+    assert!(s.queue("r").is_empty());
+    // both have waited, the one in the drain too
+    assert_eq!(s.text(counted).as_deref(), Some("2 2"));
+    // who gives up is gone from it
+    let token: i64 = s.one("SELECT token FROM lease_info('r')");
+    writer.exec(&format!("BEGIN; SELECT fence('r', {token})"));
+    assert!(s.release("r", token));
+    let hasty = db.queued(
+        db.session(),
+        "r",
+        "SELECT acquire_lease('r', wait => '50s')",
+    );
+    s.cancel(hasty.pid);
+    let (mut hasty, error) = hasty.failed();
+    error.is("57014");
+    assert!(s.queue("r").is_empty());
+    assert_eq!(hasty.try_acquire("r"), None);
+    assert!(s.queue("r").is_empty());
+}
+
 fn holders_of_other_roles_are_hidden() {
     let db = Db::new();
     let (mut s, role, other) = (db.session(), db.role(), db.role());
@@ -111,4 +174,28 @@ fn holders_of_other_roles_are_hidden() {
     assert_eq!(seen(&mut stranger), row(Some("secret")));
     s.cancel(waiting.pid);
     waiting.failed().1.is("57014");
+}
+
+fn holders_of_other_roles_are_hidden_in_refusals() {
+    let db = Db::new();
+    let (owner, other) = (db.role(), db.role());
+    let (mut s, mut stranger) = (db.session_as(&owner), db.session_as(&other));
+    let token: i64 = s.one("SELECT acquire_lease('r', 'secret')");
+    let refused = |session: &mut Session, token: i64, sqlstate: &str, is_told: bool| {
+        let error = session.try_fence("r", token).expect_err("it is not good");
+        let error = error.is(sqlstate).well_written();
+        assert_eq!(error.to_string().contains("secret"), is_told, "{error}");
+    };
+    for (token, sqlstate) in [(1, "LH001"), (NEVER, "LH002")] {
+        refused(&mut stranger, token, sqlstate, false);
+        refused(&mut s, token, sqlstate, true);
+    }
+    assert!(s.release("r", token));
+    db.session()
+        .exec(&format!("GRANT pg_read_all_stats TO {other}"));
+    refused(&mut stranger, 1, "LH001", true);
+    db.session()
+        .exec(&format!("REVOKE pg_read_all_stats FROM {other}"));
+    refused(&mut stranger, token, "LH004", false);
+    refused(&mut s, token, "LH004", true);
 }

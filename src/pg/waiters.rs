@@ -17,7 +17,7 @@ use pgrx::{pg_guard, pg_shmem_init, pg_sys};
 use super::Oid;
 use super::sessions::{own_index, places};
 use super::shmem::Memory;
-use crate::table::Bytes;
+use crate::table::{Bytes, Request};
 
 /// Name of the memory in `pg_shmem_allocations`, and of the wait event of a session that waits for a lease.
 const NAME: &CStr = c"leasehold wait";
@@ -31,7 +31,7 @@ const CLASS_LWLOCK: u32 = 0x0100_0000;
 pub struct Waiter {
     place: Place,
     latch: *mut pg_sys::Latch,
-    /// His backend.
+    /// His backend; 0 where nobody waits.
     pub pid: i32,
     /// The role that the lease would belong to.
     pub role: Oid,
@@ -39,6 +39,8 @@ pub struct Waiter {
     pub since_us: i64,
     /// Until when; `i64::MAX` for as long as it takes.
     pub until_us: i64,
+    /// What he calls his request, if anything.
+    pub request: Option<Request>,
     /// The label of the holder that he would be.
     pub holder: Bytes<HOLDER_BYTES_MAX>,
 }
@@ -51,6 +53,7 @@ impl Waiter {
         role: 0,
         since_us: 0,
         until_us: 0,
+        request: None,
         holder: Bytes::EMPTY,
     };
 
@@ -150,8 +153,14 @@ pub fn own() -> u32 {
     u32::try_from(own_index()).unwrap_or(u32::MAX)
 }
 
-/// Says who this backend is, and for how long it waits. While it is in no queue.
-pub fn introduce(role: Oid, holder: Bytes<HOLDER_BYTES_MAX>, since_us: i64, until_us: i64) {
+/// Says that this backend waits, who it is, and for how long. While it is in no queue.
+pub fn introduce(
+    role: Oid,
+    request: Option<Request>,
+    holder: Bytes<HOLDER_BYTES_MAX>,
+    since_us: i64,
+    until_us: i64,
+) {
     // SAFETY: the own place, in no queue; a variable of this backend
     unsafe {
         *All::waiter(own()) = Waiter {
@@ -161,9 +170,40 @@ pub fn introduce(role: Oid, holder: Bytes<HOLDER_BYTES_MAX>, since_us: i64, unti
             role,
             since_us,
             until_us,
+            request,
             holder,
         };
     }
+}
+
+/// It does not wait any more. Out of the queue, under the lock of the partition that it was in.
+pub fn retire() {
+    // SAFETY: the own place; who looks for a process reads this number alone before
+    unsafe { (&raw mut (*All::waiter(own())).pid).write_volatile(0) };
+}
+
+/// The place of a process that waits.
+fn number_of(pid: i32) -> Option<u32> {
+    if pid == 0 {
+        return None;
+    }
+    let is_its = |number: &u32| {
+        // SAFETY: inside the memory; a number that is looked at by itself
+        unsafe { (&raw const (*All::waiter(*number)).pid).read_volatile() == pid }
+    };
+    let mut numbers = 0..u32::try_from(places()).unwrap_or(0);
+    numbers.find(is_its)
+}
+
+/// Whether a process waits, in a queue or not.
+pub fn is_waiting(pid: i32) -> bool {
+    number_of(pid).is_some()
+}
+
+/// A process that waits in no queue, but for a resource that is being granted to it. Under the lock of the
+/// partition of that resource.
+pub fn read_of(pid: i32) -> Option<Waiter> {
+    number_of(pid).map(read)
 }
 
 /// Wakes a waiter. Cannot fail.
