@@ -101,7 +101,6 @@ fn nothing_to_break() {
     db.refused(&mut s, "SELECT break_lease(repeat('x', 256))", "22001");
 }
 
-/// Its holder could still write, as long as nobody wants the resource.
 fn break_of_what_is_being_granted_says_so() {
     let db = Db::new();
     let (mut s, mut holder) = (db.session(), db.session());
@@ -121,6 +120,7 @@ fn break_of_what_is_being_granted_says_so() {
     wait_for("the resource", || s.try_acquire("r"));
 }
 
+/// Its holder could still write, as long as nobody wants the resource.
 fn expired_lease_is_closed_by_a_break() {
     let db = Db::new();
     with_doc(&db);

@@ -111,7 +111,6 @@ fn retry_while_the_first_is_open() {
     }
 }
 
-/// As an acquire does: a transaction whose answer was lost is run again as it is.
 fn retry_is_answered_with_the_commit() {
     let db = Db::new();
     let (mut s, mut other) = (db.session(), db.session());
@@ -159,16 +158,16 @@ fn retry_at_the_end_of_its_lease_is_no_way_in() {
     let db = Db::new();
     let (own, other) = (login(&db, "own"), login(&db, "other"));
     let mut s = db.session_as(&own);
-    let acquire = |n: usize| {
-        let ttl = 400 + 10 * n;
-        format!("SELECT acquire_lease('r{n}', ttl => '{ttl}ms', request => '{FIRST}')")
-    };
-    let tokens: Vec<i64> = (0..80).map(|n| s.one(&acquire(n))).collect();
+    s.exec(&format!(
+        "PREPARE ask(text, interval) AS SELECT acquire_lease($1, ttl => $2, request => '{FIRST}')"
+    ));
+    let ask = |n: usize| format!("EXECUTE ask('r{n}', '{}ms')", 400 + 4 * n);
+    let tokens: Vec<Option<String>> = (0..300).map(|n| s.text(&ask(n))).collect();
     allow(&db, "r*", &other);
     for (n, token) in tokens.into_iter().enumerate() {
         let error = loop {
-            match s.try_one::<Option<i64>>(&acquire(n)) {
-                Ok(again) => assert_eq!(again, Some(token)),
+            match s.try_text(&ask(n)) {
+                Ok(again) => assert_eq!(again, token),
                 Err(error) => break error,
             }
         };
@@ -176,6 +175,7 @@ fn retry_at_the_end_of_its_lease_is_no_way_in() {
     }
 }
 
+/// As an acquire does: a transaction whose answer was lost is run again as it is.
 fn retry_presents_its_token() {
     let db = Db::new();
     let mut s = db.session();
