@@ -70,7 +70,7 @@ pub fn count(what: Count) {
 /// Counts one.
 pub fn count_in(database: pg::Oid, what: Count) {
     if let Some(stats) = of(database) {
-        stats.count(what);
+        stats.counts[what as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -105,8 +105,15 @@ pub fn refused(sqlstate: &str) {
 /// Of a database that is new in its place.
 pub fn forget(place: u32) {
     if let Some(stats) = of_place(place) {
-        stats.zero();
+        zero(stats);
     }
+}
+
+fn zero(counters: &Counters) {
+    let counts = counters.counts.iter();
+    counts.for_each(|count| count.store(0, Ordering::Relaxed));
+    let buckets = counters.waits.iter().chain(&counters.holds);
+    buckets.for_each(|count| count.store(0, Ordering::Relaxed));
 }
 
 /// This database's, where the calls that need the shared table can be made.
@@ -131,7 +138,8 @@ fn all_stats(call: &Call) -> Answer<Value> {
         0 => Field::Timestamp(pg::server_start()),
         since => Field::Timestamp(since),
     }];
-    fields.extend((0..COUNTS).map(|what| Field::I64(stats.counted(what) as i64)));
+    let counts = stats.counts.iter();
+    fields.extend(counts.map(|count| Field::I64(count.load(Ordering::Relaxed) as i64)));
     for durations in [&stats.waits, &stats.holds] {
         let counts: Vec<u32> = durations
             .iter()
@@ -149,7 +157,7 @@ fn all_stats(call: &Call) -> Answer<Value> {
 /// leasehold.reset_stats() RETURNS void
 fn reset_stats(_call: &Call) -> Answer<Value> {
     if let Some(stats) = checked_own()? {
-        stats.zero();
+        zero(stats);
         stats.since.store(pg::wall_clock(), Ordering::Relaxed);
         table::reset_contention(pg::database(), ledger::oid()?);
     }

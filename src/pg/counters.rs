@@ -5,54 +5,21 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::histogram::BUCKETS;
 use pgrx::{pg_guard, pg_shmem_init, pg_sys};
 
-use super::sessions;
 use super::shmem::Memory;
-use crate::stats::{COUNTS, Count};
+use crate::stats::COUNTS;
 use crate::table::DATABASES;
-
-/// Backends are spread over so many copies of what is counted most, so that they do not take the cache lines from each
-/// other all the time.
-const STRIPES: usize = 4;
-
-/// One copy, in cache lines of its own.
-#[repr(C, align(64))]
-struct Stripe([AtomicU64; COUNTS]);
 
 /// Of one database.
 #[repr(C)]
 pub struct Counters {
-    /// How often, by stripe.
-    counts: [Stripe; STRIPES],
     /// Wall clock of the last reset, or of a crash; 0 where there was none since the start of the server.
     pub since: AtomicI64,
+    /// How often.
+    pub counts: [AtomicU64; COUNTS],
     /// How long somebody waited.
     pub waits: [AtomicU32; BUCKETS],
     /// How long a lease was held.
     pub holds: [AtomicU32; BUCKETS],
-}
-
-impl Counters {
-    /// Counts one.
-    pub fn count(&self, what: Count) {
-        let stripe = &self.counts[sessions::own_index() % STRIPES];
-        stripe.0[what as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How often it was counted.
-    pub fn counted(&self, what: usize) -> u64 {
-        let stripes = self.counts.iter();
-        stripes
-            .map(|stripe| stripe.0[what].load(Ordering::Relaxed))
-            .fold(0, u64::wrapping_add)
-    }
-
-    /// Nothing was counted.
-    pub fn zero(&self) {
-        let counts = self.counts.iter().flat_map(|stripe| &stripe.0);
-        counts.for_each(|count| count.store(0, Ordering::Relaxed));
-        let buckets = self.waits.iter().chain(&self.holds);
-        buckets.for_each(|count| count.store(0, Ordering::Relaxed));
-    }
 }
 
 fn size() -> usize {
