@@ -150,7 +150,7 @@ fn procedure_runs_at_the_top_of_a_do_block() {
                 INSERT INTO got SELECT i, t, count(*) FROM got;
                 COMMIT;
             END LOOP;
-            CALL await_lease('r', ttl => '5min', wait => '1 microsecond', token => t);
+            CALL await_lease('r', ttl => '5min', wait => '0', token => t);
             INSERT INTO got VALUES (4, t);
          END $$",
     );
