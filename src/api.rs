@@ -397,10 +397,7 @@ fn break_lease(call: &Call) -> Answer<Value> {
         }
         return Ok(Value::Null);
     };
-    if !ledger::mark_broken(resource.ledger, &resource.name, token)? {
-        // by one who has just committed
-        return Ok(Value::Null);
-    }
+    ledger::mark_broken(resource.ledger, &resource.name, token)?;
     xact::break_at_commit(&resource, token);
     Ok(Value::I64(token))
 }

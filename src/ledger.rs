@@ -245,20 +245,17 @@ pub fn mark_released(ledger: Oid, resource: &[u8], up_to: i64) -> Answer<bool> {
 
 /// Marks the row of a lease as broken by the running (sub)transaction: that counts with its commit. Nothing where
 /// the row is another lease's, or there is none: the lease is in memory; nor where it is going to be broken by this
-/// transaction already: that stays if this subtransaction is rolled back. False where another has broken it. The
-/// caller holds the lock of breaks.
-pub fn mark_broken(ledger: Oid, resource: &[u8], token: i64) -> Answer<bool> {
+/// transaction already: that stays if this subtransaction is rolled back. The caller holds the lock of breaks, and
+/// knows under it that no other transaction has broken the lease.
+pub fn mark_broken(ledger: Oid, resource: &[u8], token: i64) -> Answer<()> {
     let (column, index) = (BROKEN_BY as i32, index()?);
     let by = pg::subtransaction_number() as i64;
-    let is_done = Cell::new(false);
     pg::row::amend(ledger, index, resource, column, |row| {
-        let is_its = row.i64(TOKEN) == Some(token);
         let before = row.i64(BROKEN_BY).unwrap_or_default() as u64;
         let is_own = before != 0 && pg::is_own_transaction(before);
-        is_done.set(is_its && before != 0 && pg::has_surely_committed(before));
-        (is_its && !is_own && !is_done.get()).then_some(Arg::I64(by))
+        (row.i64(TOKEN) == Some(token) && !is_own).then_some(Arg::I64(by))
     });
-    Ok(!is_done.get())
+    Ok(())
 }
 
 static RULES: Statement = Statement::new(

@@ -273,20 +273,17 @@ impl Entry {
         }
     }
 
-    /// The process that has its turn and waits for old transactions to end, or 0.
-    fn drainer(&self) -> i32 {
+    /// The process that has its turn and waits for old transactions to end: who drains without a wait of his own
+    /// leaves no mark.
+    fn drainer(&self) -> Option<i32> {
         let grant = &self.record.grant;
-        if grant.token == 0 && grant.attended_us != 0 {
-            xact::pid_of(grant.owner)
-        } else {
-            0
-        }
+        (grant.token == 0 && grant.attended_us != 0).then(|| xact::pid_of(grant.owner))
     }
 
     /// How many wait for it: in the queue, and the one who has his turn and drains.
     pub fn waiters(&self) -> i32 {
         let queued = i32::try_from(self.queue.len()).unwrap_or(i32::MAX);
-        queued.saturating_add(i32::from(waiters::is_waiting(self.drainer())))
+        queued.saturating_add(i32::from(self.drainer().is_some()))
     }
 
     /// Who waits to be told the answer to the request that the lease was granted to.
@@ -949,7 +946,7 @@ pub fn waiters(database: Oid, ledger: Oid) -> Vec<Queued> {
         for slot in locked.view.slots_of((database, ledger)) {
             let mut next = slot.entry.queue.first();
             let mut position = 0;
-            let drainer = waiters::read_of(slot.entry.drainer());
+            let drainer = slot.entry.drainer().and_then(waiters::read_of);
             if let Some(waiter) = drainer.filter(|_| all.len() < all.capacity()) {
                 position += 1;
                 all.push((slot.resource, position, waiter));

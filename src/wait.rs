@@ -197,14 +197,9 @@ fn expected_us(entry: &Entry, ahead: u32, now_us: i64) -> i64 {
 pub fn leave() {
     let queued = QUEUED.with(|queued| queued.try_borrow_mut().ok().and_then(|mut q| q.take()));
     if let Some(resource) = queued {
-        let left = table::change(resource.key(), |entry| {
-            entry.queue.leave(&mut waiters::All, waiters::own());
-            waiters::retire();
+        table::change(resource.key(), |entry| {
+            entry.queue.leave(&mut waiters::All, waiters::own())
         });
-        if left.is_none() {
-            // nobody can look for it there any more
-            waiters::retire();
-        }
     }
 }
 

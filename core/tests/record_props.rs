@@ -1162,23 +1162,28 @@ fn a_grant_that_its_taker_has_deserted_is_anothers() {
     assert_eq!(record.begin(3, i64::MAX), Begin::InProgress);
 }
 
-/// Between the commit and the end of the locks the token is worth nothing, and the resource is nobody else's.
-#[test]
-fn a_lease_that_is_being_broken_is_nobodys() {
-    let now = 5;
-    let mut record = Record {
+/// A durable lease of token 4.
+fn leased_until(deadline_us: i64) -> Record {
+    Record {
         t_max: 4,
         lease: Lease {
             token: 4,
             ttl_us: 9,
             ledger_ttl_us: 9,
-            deadline_us: 9,
+            deadline_us,
             durable: true,
             ..Lease::NONE
         },
         row_open: true,
         ..Record::UNKNOWN
-    };
+    }
+}
+
+/// Between the commit and the end of the locks the token is worth nothing, and the resource is nobody else's.
+#[test]
+fn a_lease_that_is_being_broken_is_nobodys() {
+    let now = 5;
+    let mut record = leased_until(9);
     record.begin_break(3);
     assert!(record.is_usable(now), "another's");
     record.begin_break(4);
@@ -1203,19 +1208,7 @@ fn a_lease_that_is_being_broken_is_nobodys() {
 fn a_broken_lease_is_over_for_good() {
     let now = 5;
     for deadline_us in [3, 9] {
-        let mut record = Record {
-            t_max: 4,
-            lease: Lease {
-                token: 4,
-                ttl_us: 9,
-                ledger_ttl_us: 9,
-                deadline_us,
-                durable: true,
-                ..Lease::NONE
-            },
-            row_open: true,
-            ..Record::UNKNOWN
-        };
+        let mut record = leased_until(deadline_us);
         assert_eq!(record.breakable(), Some(4), "also one that ran out");
         assert!(!record.break_lease(3, now), "another's");
         assert!(record.break_lease(4, now));

@@ -21,6 +21,7 @@ crate::tests![
     expiry_counts_where_the_lease_was,
     takeover_counts_after_one_that_was_undone,
     drains_count,
+    wait_for_an_overdue_grant_counts,
     ended_sessions_count,
     a_verdict_counts_and_not_a_row,
     refusals_of_fence_count,
@@ -428,6 +429,19 @@ fn takeover_counts_after_one_that_was_undone() {
             s.acquire("r");
         },
     );
+}
+
+/// Of a transaction that was granted the resource and is open for longer than its lease.
+fn wait_for_an_overdue_grant_counts() {
+    let db = Db::of_waiters("1h");
+    let (mut s, mut holder) = (db.session(), db.session());
+    holder.exec("BEGIN; SELECT acquire_lease('r', ttl => '1 microsecond')");
+    wait_for("the end of the lease", || {
+        (s.state_of("r") == "expired").then_some(())
+    });
+    moves(&db, &[("denials", 1), ("waits", 1)], || {
+        s.exec("SELECT acquire_lease('r', wait => '50ms')")
+    });
 }
 
 fn drains_count() {

@@ -6,6 +6,7 @@ use crate::session::{DbErr, Session};
 
 crate::tests![
     no_more_wait_than_may,
+    full_queue_tells_what_is_known,
     nobody_waits_where_nobody_may,
     limit_counts_from_the_reload,
     limit_is_of_each_resource,
@@ -79,6 +80,30 @@ fn no_more_wait_than_may() {
             assert!(waiter.release("r", token));
         }
     }
+}
+
+fn full_queue_tells_what_is_known() {
+    let db = limited("1");
+    let (mut s, mut other) = (db.session(), db.session());
+    let token = s.acquire("r");
+    let first = db.waiter();
+    let refused = |s: &mut Session| {
+        let error = s.err(WAIT).is("LH005").well_written();
+        // with a place in the queue it has nothing to do
+        let hint = error.hint.as_deref().unwrap_or_default();
+        assert!(!hint.contains("longer wait"), "{error}");
+        error
+    };
+    refused(&mut other)
+        .details("the expected wait is not known yet")
+        .hints_at("Retry after 1.000 s");
+    assert!(s.release("r", token));
+    first.granted();
+    let second = db.waiter();
+    let error = refused(&mut other).details("the expected wait is ");
+    assert!(!error.to_string().contains("not known"), "{error}");
+    s.cancel(second.pid);
+    second.failed().1.is("57014");
 }
 
 fn nobody_waits_where_nobody_may() {

@@ -1,6 +1,6 @@
 //! Layer wait, part sight: what a waiting session shows, to whom.
 
-use crate::cluster::{Db, wait_for};
+use crate::cluster::{Db, Stop, wait_for};
 use crate::leases::NEVER;
 use crate::queueing::AWAIT;
 use crate::session::Session;
@@ -9,6 +9,7 @@ crate::tests![
     wait_shows_in_pg_stat_activity,
     waiters_are_shown,
     who_drains_is_shown_as_the_first,
+    writers_are_shown_prepared_ones_too,
     holders_of_other_roles_are_hidden,
     holders_of_other_roles_are_hidden_in_refusals,
 ];
@@ -141,6 +142,32 @@ fn who_drains_is_shown_as_the_first() {
     assert!(s.queue("r").is_empty());
     assert_eq!(hasty.try_acquire("r"), None);
     assert!(s.queue("r").is_empty());
+}
+
+fn writers_are_shown_prepared_ones_too() {
+    let db = Db::with(&[("max_prepared_transactions", "2")]);
+    let (mut s, mut open, mut done) = (db.session(), db.session(), db.session());
+    for (session, resource) in [(&mut open, "r"), (&mut done, "q")] {
+        let token = s.acquire(resource);
+        session.exec(&format!("BEGIN; SELECT fence('{resource}', {token})"));
+    }
+    done.exec("PREPARE TRANSACTION 'prepared'");
+    let shown = |s: &mut Session| s.rows("SELECT resource, pid, gid FROM leasehold.writers");
+    let text = |value: &str| Some(value.to_owned());
+    let prepared =
+        |resource: Option<&str>| vec![resource.map(str::to_owned), None, text("prepared")];
+    let mut both = shown(&mut s);
+    both.sort();
+    let of_open = vec![text("r"), text(&open.pid.to_string()), None];
+    assert_eq!(both, [prepared(Some("q")), of_open]);
+    // one is there before anybody has asked for its resource
+    db.cluster.restart(Stop::Fast);
+    let mut s = db.session();
+    assert_eq!(shown(&mut s), [prepared(None)]);
+    assert_eq!(s.try_acquire("q"), None);
+    assert_eq!(shown(&mut s), [prepared(Some("q"))]);
+    s.exec("COMMIT PREPARED 'prepared'");
+    assert!(shown(&mut s).is_empty());
 }
 
 fn holders_of_other_roles_are_hidden() {

@@ -31,7 +31,7 @@ const CLASS_LWLOCK: u32 = 0x0100_0000;
 pub struct Waiter {
     place: Place,
     latch: *mut pg_sys::Latch,
-    /// His backend; 0 where nobody waits.
+    /// His backend.
     pub pid: i32,
     /// The role that the lease would belong to.
     pub role: Oid,
@@ -176,34 +176,15 @@ pub fn introduce(
     }
 }
 
-/// It does not wait any more. Out of the queue, under the lock of the partition that it was in.
-pub fn retire() {
-    // SAFETY: the own place; who looks for a process reads this number alone before
-    unsafe { (&raw mut (*All::waiter(own())).pid).write_volatile(0) };
-}
-
-/// The place of a process that waits.
-fn number_of(pid: i32) -> Option<u32> {
-    if pid == 0 {
-        return None;
-    }
+/// A process that waits in no queue any more, but for the resource that is being granted to it. Under the lock of the
+/// partition of that resource.
+pub fn read_of(pid: i32) -> Option<Waiter> {
     let is_its = |number: &u32| {
         // SAFETY: inside the memory; a number that is looked at by itself
         unsafe { (&raw const (*All::waiter(*number)).pid).read_volatile() == pid }
     };
     let mut numbers = 0..u32::try_from(places()).unwrap_or(0);
-    numbers.find(is_its)
-}
-
-/// Whether a process waits, in a queue or not.
-pub fn is_waiting(pid: i32) -> bool {
-    number_of(pid).is_some()
-}
-
-/// A process that waits in no queue, but for a resource that is being granted to it. Under the lock of the
-/// partition of that resource.
-pub fn read_of(pid: i32) -> Option<Waiter> {
-    number_of(pid).map(read)
+    numbers.find(is_its).map(read)
 }
 
 /// Wakes a waiter. Cannot fail.
