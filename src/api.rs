@@ -573,7 +573,7 @@ fn all_contended(call: &Call) -> Answer<Value> {
     check_preloaded()?;
     let ledger = ledger::oid()?;
     let mut entries = entries(ledger)?;
-    entries.retain(|(_, entry)| entry.contention.all() != 0);
+    entries.retain(|(_, entry)| entry.contention.all() != 0 || entry.waiters() > 0);
     entries.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.contention.all()));
     let mut rows = Rows::start(call);
     for (name, entry) in entries.iter().take(CONTENDED) {

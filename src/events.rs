@@ -215,7 +215,7 @@ impl RefusedWrite {
             sqlstate: code_of(sqlstate),
             ..self.facts
         };
-        if REPEATED.with_borrow_mut(|repeated| repeated.is_loop(&facts, &self.resource)) {
+        if REPEATED.with_borrow_mut(|known| is_loop(known, &facts, &self.resource)) {
             return;
         }
         let event = Event {
@@ -231,10 +231,13 @@ impl RefusedWrite {
 /// So many events of one refused write are written down in [`PAUSE_US`] by one backend.
 const REPEATS_MAX: u32 = 10;
 
-/// The write that this backend was refused last.
+/// So many writes are remembered: a job that is tried again and again may be of several.
+const REMEMBERED: usize = 16;
+
+/// A write that this backend was refused.
 struct Repeated {
-    /// Everything about it but the time; None: there was none.
-    facts: Option<Facts>,
+    /// Everything about it but the time.
+    facts: Facts,
     resource: Vec<u8>,
     /// When it was first refused of the last so many times.
     since_us: i64,
@@ -242,28 +245,30 @@ struct Repeated {
 }
 
 thread_local! {
-    static REPEATED: RefCell<Repeated> = const {
-        RefCell::new(Repeated { facts: None, resource: Vec::new(), since_us: 0, times: 0 })
-    };
+    /// The last ones, oldest first.
+    static REPEATED: RefCell<Vec<Repeated>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Repeated {
-    /// Whether one more refusal is one of a loop: enough is written down about it.
-    fn is_loop(&mut self, facts: &Facts, resource: &[u8]) -> bool {
-        let now_us = pg::clock::now_us();
-        let facts = Facts { at: 0, ..*facts };
-        let is_same = self.facts == Some(facts) && self.resource == resource;
-        if !is_same || now_us - self.since_us >= PAUSE_US {
-            *self = Repeated {
-                facts: Some(facts),
-                resource: resource.to_vec(),
-                since_us: now_us,
-                times: 0,
-            };
-        }
-        self.times += 1;
-        self.times > REPEATS_MAX
+/// Whether one more refusal is one of a loop: enough is written down about it.
+fn is_loop(known: &mut Vec<Repeated>, facts: &Facts, resource: &[u8]) -> bool {
+    let now_us = pg::clock::now_us();
+    let facts = Facts { at: 0, ..*facts };
+    known.retain(|write| now_us - write.since_us < PAUSE_US);
+    let mut same = known.iter_mut();
+    if let Some(write) = same.find(|write| write.facts == facts && write.resource == resource) {
+        write.times += 1;
+        return write.times > REPEATS_MAX;
     }
+    if known.len() == REMEMBERED {
+        known.remove(0);
+    }
+    known.push(Repeated {
+        facts,
+        resource: resource.to_vec(),
+        since_us: now_us,
+        times: 1,
+    });
+    false
 }
 
 /// Writes down, and counts, that a lease ran out: it is about to be forgotten. The lock of its entry is held.

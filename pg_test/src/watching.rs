@@ -19,6 +19,9 @@ fn wait_shows_in_pg_stat_activity() {
     let mut s = db.session();
     s.acquire("r");
     let (function, procedure) = (db.waiter(), db.queued(db.session(), "r", AWAIT));
+    // while they wait, and not only when a wait is over
+    let wanted = "SELECT resource || ' ' || waiters || ' ' || waits FROM leasehold.contended";
+    assert_eq!(s.text(wanted).as_deref(), Some("r 2 0"));
     for pid in [function.pid, procedure.pid] {
         let sql = format!(
             "SELECT wait_event = 'leasehold wait' AND state = 'active' FROM pg_stat_activity WHERE pid = {pid}"
