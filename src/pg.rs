@@ -16,6 +16,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 
+pub mod client;
 pub mod clock;
 pub mod counters;
 pub mod encoding;

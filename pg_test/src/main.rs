@@ -47,6 +47,7 @@ mod server;
 mod session;
 mod shedding;
 mod sql;
+mod stalled;
 mod standby;
 mod sweep;
 mod telling;
@@ -54,6 +55,7 @@ mod verdicts;
 mod waiting;
 mod watchdog;
 mod watching;
+mod wire;
 mod xact;
 mod zombies;
 
@@ -128,7 +130,7 @@ const LAYERS: &[Layer] = &[
         name: "zombies",
         about: "who is ended when a lease is over, and who never is",
         limit: USUAL,
-        tests: &[zombies::TESTS],
+        tests: &[zombies::TESTS, stalled::TESTS],
     },
     Layer {
         name: "wait",

@@ -55,7 +55,7 @@ const FOREVER: &str = "1h";
 const AGAIN: usize = 10;
 
 /// A server with a document that is fenced by the resource r.
-fn server(grace: &str, policy: &str) -> Db {
+pub fn server(grace: &str, policy: &str) -> Db {
     let builder = Cluster::builder()
         .conf("leasehold.zombie_grace", grace)
         .conf("leasehold.zombie_policy", policy);
@@ -79,12 +79,12 @@ fn reload(db: &Db, name: &str, value: &str) {
     });
 }
 
-fn n_of_doc(db: &Db) -> i32 {
+pub fn n_of_doc(db: &Db) -> i32 {
     db.session().one("SELECT n FROM doc")
 }
 
 /// The statements that open a transaction under a token of r, and write.
-fn open(token: i64) -> String {
+pub fn open(token: i64) -> String {
     format!("BEGIN; SELECT fence('r', {token}); UPDATE doc SET n = n + 1")
 }
 
@@ -96,7 +96,7 @@ fn zombie(session: &mut Session) -> i64 {
 }
 
 /// Asks until r is granted.
-fn take(session: &mut Session) -> i64 {
+pub fn take(session: &mut Session) -> i64 {
     wait_for("the grant", || session.try_acquire("r"))
 }
 
@@ -160,7 +160,7 @@ fn was_ended(db: &Db, session: &mut Session) {
 }
 
 #[track_caller]
-fn was_told_to_end(db: &Db, pid: i32) {
+pub fn was_told_to_end(db: &Db, pid: i32) {
     let (process, end) = (
         format!(" [{pid}] "),
         " 57P01 FATAL:  terminating connection",
@@ -180,7 +180,7 @@ fn goes_on(session: &mut Session) {
     assert_eq!(session.one::<i32>("SELECT pg_backend_pid()"), pid);
 }
 
-fn wait_event(db: &Db, pid: i32, event: &str) {
+pub fn wait_event(db: &Db, pid: i32, event: &str) {
     let sql = format!(
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = '{event}')"
     );

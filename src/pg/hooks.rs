@@ -21,6 +21,7 @@ use crate::xact;
 
 /// Registers the callbacks. Only while preloading.
 pub fn register() {
+    super::client::register();
     // SAFETY: the callbacks are guarded and live as long as the process
     unsafe {
         pg_sys::RegisterXactCallback(Some(at_transaction), std::ptr::null_mut());

@@ -1,0 +1,218 @@
+//! Layer zombies, part stalled clients: who reads no more is in nobody's way, wherever his session is held up by that.
+//!
+//! A backend that has an error to tell holds its interrupts off, and its locks, until the client has taken the
+//! message. So each test fills what the connection has room for, to the last message that fits: what comes next waits.
+
+use crate::cluster::{Db, wait_for};
+use crate::wire::{Answer, Wire};
+use crate::zombies::{n_of_doc, open, server, take, wait_event, was_told_to_end};
+
+crate::tests![
+    cancel_that_its_client_does_not_read_is_in_nobodys_way,
+    error_that_its_client_does_not_read_is_in_nobodys_way,
+    error_in_a_savepoint_that_its_client_does_not_read_is_in_nobodys_way,
+    end_that_its_client_does_not_read_is_in_nobodys_way,
+    end_of_an_idle_client_that_does_not_read_is_in_nobodys_way,
+    failed_commit_that_its_client_does_not_read_is_in_nobodys_way,
+    client_that_reads_late_is_told_its_error,
+    policy_cancel_leaves_who_does_not_read,
+    administrator_ends_who_does_not_read,
+];
+
+/// Text of a row that fills a backend's buffer of 8 kB: one row is one write to the socket.
+const ROW: usize = 8192 - 11;
+
+/// A query of so many rows, each of one write, and then of what `last` says, which writes nothing before it ends.
+fn rows(count: usize, last: &str) -> String {
+    format!(
+        "SELECT CASE WHEN i <= {count} THEN repeat('x', {ROW}) ELSE {last} END
+           FROM generate_series(1, {count} + 1) i"
+    )
+}
+
+/// `last`, of `rows`: something that goes on for long.
+const SLEEP: &str = "pg_sleep(3600)::text";
+/// `last`, of `rows`: an error.
+const ERROR: &str = "(1 / (i - i))::text";
+
+fn pid(wire: &mut Wire) -> i32 {
+    let answer = wire.query("SELECT pg_backend_pid()");
+    let pid = answer.values[0].as_deref().expect("a pid");
+    pid.parse().expect("a pid is a number")
+}
+
+/// How many rows a connection has room for, if nobody reads: the write of the next would wait.
+fn room(db: &Db) -> usize {
+    let fits = |count: usize| {
+        let mut wire = Wire::connect(db, "");
+        let pid = pid(&mut wire);
+        wire.begin(&rows(count, SLEEP));
+        let sql = format!(
+            "SELECT wait_event FROM pg_stat_activity
+              WHERE pid = {pid} AND wait_event IN ('PgSleep', 'ClientWrite')"
+        );
+        let mut s = db.session();
+        wait_for("the rows", || s.rows(&sql).pop()) == [Some("PgSleep".to_owned())]
+    };
+    let (mut fit, mut too_many) = (1, 4096);
+    assert!(fits(fit) && !fits(too_many), "the socket is none");
+    while too_many - fit > 1 {
+        let middle = usize::midpoint(fit, too_many);
+        if fits(middle) {
+            fit = middle;
+        } else {
+            too_many = middle;
+        }
+    }
+    fit
+}
+
+/// A server with what the zombies need, and how many rows a connection to it has room for.
+fn server_and_room(policy: &str) -> (Db, usize) {
+    let db = server("0", policy);
+    db.session().exec(
+        "CREATE TABLE a (n int); CREATE TABLE b (n int);
+         CREATE FUNCTION swallow() RETURNS text LANGUAGE plpgsql AS $$
+         BEGIN
+           PERFORM pg_sleep(3600);
+         EXCEPTION WHEN query_canceled THEN
+           PERFORM pg_sleep(3600);
+         END $$",
+    );
+    let room = room(&db);
+    (db, room)
+}
+
+/// A client whose transaction is a zombie's, and the pid of its backend.
+fn zombie(db: &Db, options: &str) -> (Wire, i32) {
+    let mut wire = Wire::connect(db, options);
+    let pid = pid(&mut wire);
+    let token = db.session().acquire_expired("r");
+    let answer = wire.query(&open(token));
+    assert_eq!(answer.sqlstate, None, "nobody wants it yet");
+    (wire, pid)
+}
+
+/// The resource goes to who wants it, and the client gets what was sent, and then the end of its connection. The end of
+/// a row is in the backend's buffer while the next fills it.
+#[track_caller]
+fn gives_way(db: &Db, mut wire: Wire, pid: i32) -> Answer {
+    take(&mut db.session());
+    was_told_to_end(db, pid);
+    assert_eq!(n_of_doc(db), 0, "the zombie's write is there");
+    let answer = wire.answer();
+    assert_eq!(answer.sqlstate, None, "there was room for more");
+    answer
+}
+
+fn cancel_that_its_client_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&rows(room, SLEEP));
+    wait_event(&db, pid, "PgSleep");
+    let answer = gives_way(&db, wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+}
+
+fn error_that_its_client_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&rows(room, ERROR));
+    wait_event(&db, pid, "ClientWrite");
+    let answer = gives_way(&db, wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+}
+
+fn error_in_a_savepoint_that_its_client_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    assert_eq!(wire.query("SAVEPOINT s").sqlstate, None);
+    wire.begin(&rows(room, ERROR));
+    wait_event(&db, pid, "ClientWrite");
+    let answer = gives_way(&db, wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+}
+
+fn end_that_its_client_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&rows(room, "swallow()"));
+    wait_event(&db, pid, "PgSleep");
+    let answer = gives_way(&db, wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+}
+
+fn end_of_an_idle_client_that_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    // the last row goes out with the end of the query, in one write that fills the room
+    let last = format!("repeat('x', {ROW} - 200)");
+    wire.begin(&rows(room - 1, &last));
+    wait_event(&db, pid, "ClientRead");
+    let answer = gives_way(&db, wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
+}
+
+/// A commit that fails after the point from which it is never cut off.
+fn failed_commit_that_its_client_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("terminate");
+    let serializable = "-c default_transaction_isolation=serializable";
+    let (mut wire, pid) = zombie(&db, serializable);
+    let mut other = Wire::connect(&db, serializable);
+    // each reads what the other writes; who commits first wins
+    assert_eq!(other.query("BEGIN; SELECT n FROM b").sqlstate, None);
+    let answer = wire.query("SELECT n FROM a; INSERT INTO b VALUES (1)");
+    assert_eq!(answer.sqlstate, None);
+    assert_eq!(
+        other.query("INSERT INTO a VALUES (1); COMMIT").sqlstate,
+        None
+    );
+    wire.begin(&format!(
+        "SELECT repeat('x', {ROW}) FROM generate_series(1, {room}); COMMIT"
+    ));
+    wait_event(&db, pid, "ClientWrite");
+    let answer = gives_way(&db, wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+}
+
+fn client_that_reads_late_is_told_its_error() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&rows(room, ERROR));
+    wait_event(&db, pid, "ClientWrite");
+    let answer = wire.answer();
+    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
+    assert_eq!(answer.sqlstate.as_deref(), Some("22012"));
+    let answer = wire.query("ROLLBACK; SELECT pg_backend_pid()");
+    assert_eq!(answer.values, [Some(pid.to_string())]);
+}
+
+fn policy_cancel_leaves_who_does_not_read() {
+    let (db, room) = server_and_room("cancel");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&rows(room, SLEEP));
+    wait_event(&db, pid, "PgSleep");
+    let mut taker = db.session();
+    assert_eq!(taker.try_acquire("r"), None, "granted past a transaction");
+    wait_event(&db, pid, "ClientWrite");
+    assert_eq!(taker.try_acquire("r"), None, "granted past a transaction");
+    let answer = wire.answer();
+    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
+    assert_eq!(answer.sqlstate.as_deref(), Some("57014"));
+    let answer = wire.query("ROLLBACK; SELECT pg_backend_pid()");
+    assert_eq!(answer.values, [Some(pid.to_string())]);
+    take(&mut taker);
+}
+
+fn administrator_ends_who_does_not_read() {
+    let (db, room) = server_and_room("wait");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&rows(room, ERROR));
+    wait_event(&db, pid, "ClientWrite");
+    let ended: bool = db
+        .session()
+        .one(&format!("SELECT pg_terminate_backend({pid})"));
+    assert!(ended);
+    let answer = gives_way(&db, wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+}
