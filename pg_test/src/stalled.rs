@@ -148,7 +148,11 @@ fn end_of_an_idle_client_that_does_not_read_is_in_nobodys_way() {
     // the last row goes out with the end of the query, in one write that fills the room
     let last = format!("repeat('x', {ROW} - 200)");
     wire.begin(&rows(room - 1, &last));
-    wait_event(&db, pid, "ClientRead");
+    let idle = format!(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'ClientRead'
+                                                       AND query LIKE 'SELECT CASE%')"
+    );
+    db.cluster.wait_sql(&idle, "the end of the query");
     let answer = gives_way(&db, wire, pid);
     assert_eq!((answer.values.len(), answer.is_ready), (room, true));
 }

@@ -4,7 +4,7 @@
 //! shown with a grace, or a policy, that no test outlasts. That a grace has passed is shown by the server's own times,
 //! of which only the least is asserted.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -407,6 +407,7 @@ fn client_that_reads_no_more_is_in_nobodys_way() {
     let (mut client, pid) = raw_zombie(&db);
     let endless = "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 1000000)) TO STDOUT";
     let mut reader = client.copy_out(endless).expect("it begins");
+    // it may have room again for a moment: `stalled` has what comes of that
     wait_event(&db, pid, "ClientWrite");
     take(&mut db.session());
     let mut rest = Vec::new();
@@ -419,9 +420,11 @@ fn client_that_reads_no_more_is_in_nobodys_way() {
 fn copy_that_waits_for_its_client_is_ended() {
     let db = server("0", "terminate");
     let (mut client, pid) = raw_zombie(&db);
-    let mut writer = client.copy_in("COPY plain FROM STDIN").expect("it begins");
-    writer.write_all(b"1\n").expect("the server listens");
-    writer.flush().expect("the server listens");
+    let writer = client.copy_in("COPY plain FROM STDIN").expect("it begins");
+    db.cluster.wait_sql(
+        "SELECT EXISTS (SELECT FROM pg_stat_progress_copy)",
+        "the COPY",
+    );
     wait_event(&db, pid, "ClientRead");
     take(&mut db.session());
     was_told_to_end(&db, pid);
@@ -434,6 +437,8 @@ fn session_that_shows_no_activity_is_ended() {
     let db = server("0", "terminate");
     let mut s = db.session_with_options("-c track_activities=off");
     let token = zombie(&mut s);
+    // until then its statement would be cancelled
+    wait_event(&db, s.pid, "ClientRead");
     let mut taker = db.session_with_options("-c track_activities=off");
     take(&mut taker);
     was_ended(&db, &mut s);
