@@ -1,22 +1,25 @@
 //! Layer zombies, part stalled clients: who reads no more is in nobody's way, wherever his session is held up by that.
 //!
-//! A backend that has an error to tell holds its interrupts off, and its locks, until the client has taken the
-//! message. So each test fills what the connection has room for, to the last message that fits: what comes next waits.
+//! PostgreSQL's backend that has an error to tell holds its interrupts off, and its locks, until the client has taken the
+//! message. So the tests fill what the connection has room for, to the last message that fits: what comes next waits.
 
 use crate::cluster::{Db, wait_for};
 use crate::wire::{Answer, Wire};
-use crate::zombies::{n_of_doc, open, server, take, wait_event, was_told_to_end};
+use crate::zombies::{
+    await_a_standby_that_is_not_there, n_of_doc, no_one_was_signalled, open, server, take,
+    wait_event, was_told_to_end,
+};
 
 crate::tests![
     cancel_that_its_client_does_not_read_is_in_nobodys_way,
     error_that_its_client_does_not_read_is_in_nobodys_way,
+    error_that_no_connection_has_room_for_is_in_nobodys_way,
+    failed_commit_that_its_client_does_not_read_is_in_nobodys_way,
+    warning_of_a_commit_that_its_client_does_not_read_is_in_nobodys_way,
     error_in_a_savepoint_that_its_client_does_not_read_is_in_nobodys_way,
     end_that_its_client_does_not_read_is_in_nobodys_way,
     end_of_an_idle_client_that_does_not_read_is_in_nobodys_way,
-    failed_commit_that_its_client_does_not_read_is_in_nobodys_way,
-    client_that_reads_late_is_told_its_error,
-    policy_cancel_leaves_who_does_not_read,
-    administrator_ends_who_does_not_read,
+    end_that_there_is_room_for_is_told,
 ];
 
 /// Text of a row that fills a backend's buffer of 8 kB: one row is one write to the socket.
@@ -28,6 +31,11 @@ fn rows(count: usize, last: &str) -> String {
         "SELECT CASE WHEN i <= {count} THEN repeat('x', {ROW}) ELSE {last} END
            FROM generate_series(1, {count} + 1) i"
     )
+}
+
+/// As many rows, and nothing behind them.
+fn only_rows(count: usize) -> String {
+    format!("SELECT repeat('x', {ROW}) FROM generate_series(1, {count})")
 }
 
 /// `last`, of `rows`: something that goes on for long.
@@ -93,10 +101,20 @@ fn zombie(db: &Db, options: &str) -> (Wire, i32) {
     (wire, pid)
 }
 
-/// The resource goes to who wants it, and the client gets what was sent, and then the end of its connection. The end of
-/// a row is in the backend's buffer while the next fills it.
+/// The client reads at last: all that was sent, its error among it, and its session goes on.
 #[track_caller]
-fn gives_way(db: &Db, mut wire: Wire, pid: i32) -> Answer {
+fn is_told(wire: &mut Wire, pid: i32, count: usize, sqlstate: &str) {
+    let answer = wire.answer();
+    assert_eq!((answer.values.len(), answer.is_ready), (count, true));
+    assert_eq!(answer.sqlstate.as_deref(), Some(sqlstate));
+    let answer = wire.query("ROLLBACK; SELECT pg_backend_pid()");
+    assert_eq!(answer.values, [Some(pid.to_string())]);
+}
+
+/// The session is ended for who wants the resource, and the client gets what was sent, and then the end of its
+/// connection.
+#[track_caller]
+fn is_ended(db: &Db, wire: &mut Wire, pid: i32) -> Answer {
     take(&mut db.session());
     was_told_to_end(db, pid);
     assert_eq!(n_of_doc(db), 0, "the zombie's write is there");
@@ -106,30 +124,81 @@ fn gives_way(db: &Db, mut wire: Wire, pid: i32) -> Answer {
 }
 
 fn cancel_that_its_client_does_not_read_is_in_nobodys_way() {
-    let (db, room) = server_and_room("terminate");
+    let (db, room) = server_and_room("cancel");
     let (mut wire, pid) = zombie(&db, "");
     wire.begin(&rows(room, SLEEP));
     wait_event(&db, pid, "PgSleep");
-    let answer = gives_way(&db, wire, pid);
-    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+    take(&mut db.session());
+    is_told(&mut wire, pid, room, "57014");
+    assert_eq!(n_of_doc(&db), 0);
 }
 
 fn error_that_its_client_does_not_read_is_in_nobodys_way() {
-    let (db, room) = server_and_room("terminate");
+    let (db, room) = server_and_room("wait");
     let (mut wire, pid) = zombie(&db, "");
     wire.begin(&rows(room, ERROR));
     wait_event(&db, pid, "ClientWrite");
-    let answer = gives_way(&db, wire, pid);
-    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+    take(&mut db.session());
+    no_one_was_signalled(&db);
+    is_told(&mut wire, pid, room, "22012");
+    assert_eq!(n_of_doc(&db), 0);
 }
 
+fn error_that_no_connection_has_room_for_is_in_nobodys_way() {
+    let db = server("0", "wait");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin("DO $$ BEGIN RAISE EXCEPTION '%', repeat('x', 10000000); END $$");
+    wait_event(&db, pid, "ClientWrite");
+    take(&mut db.session());
+    no_one_was_signalled(&db);
+    is_told(&mut wire, pid, 0, "P0001");
+}
+
+/// A commit that fails after the point from which it is never cut off.
+fn failed_commit_that_its_client_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("wait");
+    let serializable = "-c default_transaction_isolation=serializable";
+    let (mut wire, pid) = zombie(&db, serializable);
+    let mut other = Wire::connect(&db, serializable);
+    // each reads what the other writes; who commits first wins
+    assert_eq!(other.query("BEGIN; SELECT n FROM b").sqlstate, None);
+    let answer = wire.query("SELECT n FROM a; INSERT INTO b VALUES (1)");
+    assert_eq!(answer.sqlstate, None);
+    let answer = other.query("INSERT INTO a VALUES (1); COMMIT");
+    assert_eq!(answer.sqlstate, None);
+    wire.begin(&format!("{}; COMMIT", only_rows(room)));
+    wait_event(&db, pid, "ClientWrite");
+    take(&mut db.session());
+    no_one_was_signalled(&db);
+    is_told(&mut wire, pid, room, "40001");
+    assert_eq!(n_of_doc(&db), 0);
+}
+
+fn warning_of_a_commit_that_its_client_does_not_read_is_in_nobodys_way() {
+    let (db, room) = server_and_room("wait");
+    let (mut wire, pid) = zombie(&db, "");
+    await_a_standby_that_is_not_there(&db);
+    wire.begin(&format!("{}; COMMIT", only_rows(room)));
+    wait_event(&db, pid, "SyncRep");
+    // that it may not be replicated is a warning, with interrupts held off, before others see the commit
+    db.session()
+        .exec(&format!("SELECT pg_cancel_backend({pid})"));
+    wait_for("the commit", || (n_of_doc(&db) == 1).then_some(()));
+    let answer = wire.answer();
+    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
+    assert_eq!(answer.sqlstate, None);
+    assert_eq!(answer.warnings, ["01000"]);
+}
+
+/// The rest of the transaction still holds the fence, and waits for its client where it can be ended.
 fn error_in_a_savepoint_that_its_client_does_not_read_is_in_nobodys_way() {
     let (db, room) = server_and_room("terminate");
     let (mut wire, pid) = zombie(&db, "");
     assert_eq!(wire.query("SAVEPOINT s").sqlstate, None);
     wire.begin(&rows(room, ERROR));
     wait_event(&db, pid, "ClientWrite");
-    let answer = gives_way(&db, wire, pid);
+    let answer = is_ended(&db, &mut wire, pid);
+    // the end of the last row is in the backend's buffer
     assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
 }
 
@@ -138,7 +207,7 @@ fn end_that_its_client_does_not_read_is_in_nobodys_way() {
     let (mut wire, pid) = zombie(&db, "");
     wire.begin(&rows(room, "swallow()"));
     wait_event(&db, pid, "PgSleep");
-    let answer = gives_way(&db, wire, pid);
+    let answer = is_ended(&db, &mut wire, pid);
     assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
 }
 
@@ -146,77 +215,30 @@ fn end_of_an_idle_client_that_does_not_read_is_in_nobodys_way() {
     let (db, room) = server_and_room("terminate");
     let (mut wire, pid) = zombie(&db, "");
     // the last row goes out with the end of the query, in one write that fills the room
-    let last = format!("repeat('x', {ROW} - 200)");
-    wire.begin(&rows(room - 1, &last));
+    wire.begin(&rows(room - 1, &format!("repeat('x', {ROW} - 200)")));
+    is_idle(&db, pid);
+    let answer = is_ended(&db, &mut wire, pid);
+    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
+}
+
+fn end_that_there_is_room_for_is_told() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&only_rows(room / 2));
+    is_idle(&db, pid);
+    take(&mut db.session());
+    was_told_to_end(&db, pid);
+    let answer = wire.answer();
+    assert_eq!((answer.values.len(), answer.is_ready), (room / 2, true));
+    let answer = wire.answer();
+    assert_eq!(answer.sqlstate.as_deref(), Some("57P01"));
+}
+
+/// The session has told the end of its rows, and waits for its client.
+fn is_idle(db: &Db, pid: i32) {
     let idle = format!(
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'ClientRead'
-                                                       AND query LIKE 'SELECT CASE%')"
+                                                       AND query LIKE '%generate_series%')"
     );
     db.cluster.wait_sql(&idle, "the end of the query");
-    let answer = gives_way(&db, wire, pid);
-    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
-}
-
-/// A commit that fails after the point from which it is never cut off.
-fn failed_commit_that_its_client_does_not_read_is_in_nobodys_way() {
-    let (db, room) = server_and_room("terminate");
-    let serializable = "-c default_transaction_isolation=serializable";
-    let (mut wire, pid) = zombie(&db, serializable);
-    let mut other = Wire::connect(&db, serializable);
-    // each reads what the other writes; who commits first wins
-    assert_eq!(other.query("BEGIN; SELECT n FROM b").sqlstate, None);
-    let answer = wire.query("SELECT n FROM a; INSERT INTO b VALUES (1)");
-    assert_eq!(answer.sqlstate, None);
-    assert_eq!(
-        other.query("INSERT INTO a VALUES (1); COMMIT").sqlstate,
-        None
-    );
-    wire.begin(&format!(
-        "SELECT repeat('x', {ROW}) FROM generate_series(1, {room}); COMMIT"
-    ));
-    wait_event(&db, pid, "ClientWrite");
-    let answer = gives_way(&db, wire, pid);
-    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
-}
-
-fn client_that_reads_late_is_told_its_error() {
-    let (db, room) = server_and_room("terminate");
-    let (mut wire, pid) = zombie(&db, "");
-    wire.begin(&rows(room, ERROR));
-    wait_event(&db, pid, "ClientWrite");
-    let answer = wire.answer();
-    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
-    assert_eq!(answer.sqlstate.as_deref(), Some("22012"));
-    let answer = wire.query("ROLLBACK; SELECT pg_backend_pid()");
-    assert_eq!(answer.values, [Some(pid.to_string())]);
-}
-
-fn policy_cancel_leaves_who_does_not_read() {
-    let (db, room) = server_and_room("cancel");
-    let (mut wire, pid) = zombie(&db, "");
-    wire.begin(&rows(room, SLEEP));
-    wait_event(&db, pid, "PgSleep");
-    let mut taker = db.session();
-    assert_eq!(taker.try_acquire("r"), None, "granted past a transaction");
-    wait_event(&db, pid, "ClientWrite");
-    assert_eq!(taker.try_acquire("r"), None, "granted past a transaction");
-    let answer = wire.answer();
-    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
-    assert_eq!(answer.sqlstate.as_deref(), Some("57014"));
-    let answer = wire.query("ROLLBACK; SELECT pg_backend_pid()");
-    assert_eq!(answer.values, [Some(pid.to_string())]);
-    take(&mut taker);
-}
-
-fn administrator_ends_who_does_not_read() {
-    let (db, room) = server_and_room("wait");
-    let (mut wire, pid) = zombie(&db, "");
-    wire.begin(&rows(room, ERROR));
-    wait_event(&db, pid, "ClientWrite");
-    let ended: bool = db
-        .session()
-        .one(&format!("SELECT pg_terminate_backend({pid})"));
-    assert!(ended);
-    let answer = gives_way(&db, wire, pid);
-    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
 }

@@ -17,6 +17,8 @@ pub struct Answer {
     pub values: Vec<Option<String>>,
     /// The SQLSTATE of the last error.
     pub sqlstate: Option<String>,
+    /// The SQLSTATEs of the notices.
+    pub warnings: Vec<String>,
     /// It came to its ReadyForQuery.
     pub is_ready: bool,
 }
@@ -84,6 +86,7 @@ impl Wire {
             match kind {
                 b'D' => answer.values.push(first_column(&body)),
                 b'E' => answer.sqlstate = Some(sqlstate(&body)),
+                b'N' => answer.warnings.push(sqlstate(&body)),
                 b'Z' => {
                     answer.is_ready = true;
                     break;
@@ -127,7 +130,7 @@ fn first_column(body: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(&body[6..6 + length]).into_owned())
 }
 
-/// Of an ErrorResponse: fields of a letter and a string each.
+/// Of an ErrorResponse or NoticeResponse: fields of a letter and a string each.
 fn sqlstate(body: &[u8]) -> String {
     let code = body
         .split(|byte| *byte == 0)

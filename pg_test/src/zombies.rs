@@ -124,7 +124,7 @@ fn is_left_alone(db: &Db, zombie: &mut Session) {
 }
 
 #[track_caller]
-fn no_one_was_signalled(db: &Db) {
+pub fn no_one_was_signalled(db: &Db) {
     let log = db.cluster.log();
     let told = log.lines().find(|line| line.contains("held up a lease"));
     assert_eq!(told, None, "somebody was signalled");
@@ -450,22 +450,26 @@ fn session_that_shows_no_activity_is_ended() {
     assert_eq!(cancelled, None, "it was not seen to wait for its client");
 }
 
+/// From here on every commit waits for a standby.
+pub fn await_a_standby_that_is_not_there(db: &Db) {
+    reload(db, "synchronous_standby_names", "nobody");
+    // the setting counts once the checkpointer has read it
+    let probe = db
+        .session()
+        .spawn("DO $$ BEGIN LOOP UPDATE plain SET n = n + 1; COMMIT; END LOOP; END $$");
+    wait_event(db, probe.pid, "SyncRep");
+    db.cluster.kill_backend(probe.pid, Signal::TERM);
+    db.cluster.wait_until_left(probe.pid);
+}
+
 /// A COMMIT that waits for a standby that is not there: its record is written, its locks are held.
 fn commit_is_never_cut_off() {
     let db = server("0", "terminate");
     let (mut s, mut taker) = (db.session(), db.session());
     zombie(&mut s);
-    reload(&db, "synchronous_standby_names", "nobody");
-    // the setting counts once the checkpointer has read it
-    let probe = db
-        .session()
-        .spawn("DO $$ BEGIN LOOP UPDATE plain SET n = n + 1; COMMIT; END LOOP; END $$");
-    wait_event(&db, probe.pid, "SyncRep");
+    await_a_standby_that_is_not_there(&db);
     let mut committing = s.spawn("COMMIT");
     wait_event(&db, committing.pid, "SyncRep");
-    db.cluster.kill_backend(probe.pid, Signal::TERM);
-    db.cluster.wait_until_left(probe.pid);
-    drop(probe);
     // in a block, because the commit of a grant would wait for the standby too
     taker.exec("BEGIN");
     is_refused(&mut taker);

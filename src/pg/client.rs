@@ -1,182 +1,133 @@
-//! The client that does not read: his session must be able to end all the same.
+//! The client that does not read: what his session tells him must not hold up the end of its transaction.
 //!
 //! A backend tells its client an error before it aborts the transaction, with interrupts held off. Where the connection
-//! has no room for the message, because the client is stopped or stuck, that waits for him and for nothing else: a
-//! SIGTERM is not seen, and the transaction keeps its locks, the fence among them. The same goes for the message of a
-//! FATAL error. (PostgreSQL 15 to 18: `PostgresMain`, `errfinish` and `ProcessClientWriteInterrupt`.)
+//! has no room for the message, because the client is stopped or stuck, PostgreSQL waits for him and for nothing
+//! else: a SIGTERM is not seen, and the transaction keeps its locks, the fence among them. The same goes for
+//! the message of a FATAL error, and for warnings on the way out of a transaction and on behalf of parallel workers.
+//! (PostgreSQL 15 to 18: `PostgresMain`, `errfinish`, `ProcessClientWriteInterrupt`.)
 //!
-//! So before an error is told in a transaction that holds a fence, the wait for room is done here, where a request to
-//! end is seen. Then the client is told nothing more: his end of the connection is shut, so what he has read before
-//! can't be taken for a whole answer.
-//!
-//! PostgreSQL calls the hook for what it writes to the server log only: with `log_min_messages` above `error`, errors
-//! are told as ever.
+//! So in a transaction that leasehold knows such messages are put into the backend's buffer, which grows for them, and go
+//! out as far as there is room. The rest goes out before whatever is sent next, which is after the abort, and where a
+//! SIGTERM is seen. What a FATAL error has no room for is lost with the connection, as it is where PostgreSQL
+//! itself is interrupted in a write.
 
-use std::ffi::{c_int, c_long};
-use std::sync::atomic::{Ordering, compiler_fence};
+use std::cell::Cell;
+use std::ffi::{c_char, c_int};
+use std::sync::OnceLock;
 
 use pgrx::pg_sys;
 
-use super::sessions;
+use crate::xact;
 
-/// `WAIT_EVENT_CLIENT_WRITE`: the second event of the class `PG_WAIT_CLIENT`, in PostgreSQL 15 to 18.
-const CLIENT_WRITE: u32 = 0x0600_0001;
-/// The places of the client's socket in `FeBeWaitSet`; those of the latch and the postmaster's death come after it.
-const SOCKET: c_int = 0;
-const ERROR: c_int = pgrx::PgLogLevel::ERROR as c_int;
-const FATAL: c_int = pgrx::PgLogLevel::FATAL as c_int;
-
-/// `PQcommMethods` of PostgreSQL 15 to 18.
+/// `PQcommMethods`: how a process talks to its client, in PostgreSQL 15 to 18.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct Methods {
     comm_reset: unsafe extern "C-unwind" fn(),
     flush: unsafe extern "C-unwind" fn() -> c_int,
     flush_if_writable: unsafe extern "C-unwind" fn() -> c_int,
     is_send_pending: unsafe extern "C-unwind" fn() -> bool,
+    putmessage: unsafe extern "C-unwind" fn(c_char, *const c_char, usize) -> c_int,
+    putmessage_noblock: unsafe extern "C-unwind" fn(c_char, *const c_char, usize),
 }
 
 mod raw {
-    use super::{Methods, c_int, c_long, pg_sys};
+    use super::Methods;
 
     unsafe extern "C-unwind" {
-        pub static FeBeWaitSet: *mut pg_sys::WaitEventSet;
-        pub static PqCommMethods: *const Methods;
-        // as PostgreSQL itself calls them when it writes to a client: with no guard of pgrx's, an error goes on to
-        // who catches PostgreSQL's errors
-        pub fn ModifyWaitEvent(
-            set: *mut pg_sys::WaitEventSet,
-            position: c_int,
-            events: u32,
-            latch: *mut pg_sys::Latch,
-        );
-        pub fn WaitEventSetWait(
-            set: *mut pg_sys::WaitEventSet,
-            timeout: c_long,
-            occurred: *mut pg_sys::WaitEvent,
-            size: c_int,
-            wait_event: u32,
-        ) -> c_int;
-        pub fn ResetLatch(latch: *mut pg_sys::Latch);
-        pub fn SetLatch(latch: *mut pg_sys::Latch);
+        pub static mut PqCommMethods: *const Methods;
     }
 }
 
-static mut NEXT_EMIT_LOG: pg_sys::emit_log_hook_type = None;
+/// What PostgreSQL had, and what stands in its place: the same but for three of them.
+static METHODS: OnceLock<[Methods; 2]> = OnceLock::new();
 
-/// Hooks in before messages are told. Only while preloading.
+thread_local! {
+    /// A message is being put into the buffer: that comes back here.
+    static PUTS: Cell<bool> = const { Cell::new(false) };
+    /// The last message must not be waited for.
+    static TELLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Stands between PostgreSQL and the clients' sockets. Only while preloading: every backend inherits it, and parallel
+/// workers replace it by their own.
 pub fn register() {
-    // SAFETY: the hook lives as long as the process
+    // SAFETY: nobody else is there yet, and what is pointed to lives as long as the process. The functions hold plain
+    // data only, so that PostgreSQL's errors may jump over them, and do not panic
     unsafe {
-        NEXT_EMIT_LOG = pg_sys::emit_log_hook;
-        pg_sys::emit_log_hook = Some(emit_log);
+        let [_, ours] = METHODS.get_or_init(|| {
+            let before = *raw::PqCommMethods;
+            let ours = Methods {
+                comm_reset,
+                flush,
+                putmessage,
+                ..before
+            };
+            [before, ours]
+        });
+        raw::PqCommMethods = ours;
     }
 }
 
-/// Before a message is logged and told. No guard of pgrx's: nothing here panics, and errors jump over plain data only.
-unsafe extern "C-unwind" fn emit_log(message: *mut pg_sys::ErrorData) {
-    // SAFETY: PostgreSQL passes a live message; the other hook gets it as it is
-    unsafe {
-        if let Some(next) = NEXT_EMIT_LOG {
-            next(message);
-        }
-        let level = (*message).elevel;
-        if (level == ERROR || level == FATAL)
-            && (*message).output_to_client
-            && sessions::is_open()
-            && !pg_sys::MyProcPort.is_null()
-        {
-            tell(&mut *message);
-        }
+/// What PostgreSQL had.
+///
+/// # Safety
+/// After `register`.
+unsafe fn before() -> &'static Methods {
+    match METHODS.get() {
+        Some([before, _]) => before,
+        // SAFETY: by the caller
+        None => unsafe { std::hint::unreachable_unchecked() },
     }
 }
 
-/// Sees to it that the message has room, or is not told.
-///
-/// # Safety
-/// In a backend with a client, where PostgreSQL is about to write to it.
-unsafe fn tell(message: &mut pg_sys::ErrorData) {
-    // SAFETY: by the caller
+/// After an error, before it is told.
+unsafe extern "C-unwind" fn comm_reset() {
+    PUTS.set(false);
+    TELLS.set(false);
+    // SAFETY: called by PostgreSQL through what `register` has set
+    unsafe { (before().comm_reset)() }
+}
+
+/// A message for the client. Errors and notices are followed by a flush at once.
+unsafe extern "C-unwind" fn putmessage(kind: c_char, body: *const c_char, length: usize) -> c_int {
+    // SAFETY: as above; the arguments go on as they are
     unsafe {
-        if has_room() {
-            return;
+        if PUTS.get() {
+            return (before().putmessage)(kind, body, length);
         }
-        if message.elevel == ERROR {
-            // whatever the transaction was at, it is going to be aborted
-            sessions::failed();
-            if wait_for_room() {
-                return;
-            }
-            libc::shutdown(socket(), libc::SHUT_RDWR);
+        let tells = !xact::is_idle() && must_not_wait(kind);
+        TELLS.set(tells);
+        if !tells {
+            return (before().putmessage)(kind, body, length);
         }
-        message.output_to_client = false;
+        PUTS.set(true);
+        (before().putmessage_noblock)(kind, body, length);
+        PUTS.set(false);
+        0
     }
 }
 
-/// The client's socket: the first member of PostgreSQL's `Port`, in 15 to 18.
-///
-/// # Safety
-/// In a backend with a client.
-unsafe fn socket() -> c_int {
-    // SAFETY: by the caller
-    unsafe { *pg_sys::MyProcPort.cast::<c_int>() }
-}
-
-/// Whether the client's socket takes a message now: what was said before has left the buffer, and Linux says so of a
-/// socket only where at least a third of its memory is free. A broken connection takes everything.
-///
-/// # Safety
-/// As `tell`.
-unsafe fn has_room() -> bool {
-    // SAFETY: by the caller; `poll` gets one live entry
-    unsafe {
-        let methods = &*raw::PqCommMethods;
-        if (methods.flush_if_writable)() != 0 {
-            return true;
-        }
-        let mut answer = libc::pollfd {
-            fd: socket(),
-            events: libc::POLLOUT,
-            revents: 0,
-        };
-        !(methods.is_send_pending)() && libc::poll(&raw mut answer, 1, 0) > 0
+/// Whether a message of this kind would be waited for deaf to signals.
+fn must_not_wait(kind: c_char) -> bool {
+    const ERROR_RESPONSE: u8 = b'E';
+    const NOTICE_RESPONSE: u8 = b'N';
+    // SAFETY: a variable of this backend
+    let are_interrupts_held = unsafe { pg_sys::InterruptHoldoffCount } > 0;
+    match kind.cast_unsigned() {
+        ERROR_RESPONSE => true,
+        NOTICE_RESPONSE => are_interrupts_held,
+        _ => false,
     }
 }
 
-/// Until the client's socket takes a message. False where this session is to end before it does.
-///
-/// # Safety
-/// As `tell`.
-unsafe fn wait_for_room() -> bool {
-    // SAFETY: by the caller; the set and the latch are this process's own
+unsafe extern "C-unwind" fn flush() -> c_int {
+    // SAFETY: as above
     unsafe {
-        let (set, latch) = (raw::FeBeWaitSet, pg_sys::MyLatch);
-        let has_room = loop {
-            if has_room() {
-                break true;
-            }
-            // set by the signal's handler, before it sets the latch
-            if (&raw const pg_sys::ProcDiePending).read_volatile() != 0 {
-                break false;
-            }
-            let mut event = std::mem::zeroed::<pg_sys::WaitEvent>();
-            raw::ModifyWaitEvent(
-                set,
-                SOCKET,
-                pg_sys::WL_SOCKET_WRITEABLE,
-                std::ptr::null_mut(),
-            );
-            raw::WaitEventSetWait(set, -1, &raw mut event, 1, CLIENT_WRITE);
-            if event.events & pg_sys::WL_POSTMASTER_DEATH != 0 {
-                // PostgreSQL sees to that where it writes
-                break true;
-            }
-            if event.events & pg_sys::WL_LATCH_SET != 0 {
-                raw::ResetLatch(latch);
-                compiler_fence(Ordering::SeqCst);
-            }
-        };
-        // it was set for others too
-        raw::SetLatch(latch);
-        has_room
+        if TELLS.replace(false) {
+            (before().flush_if_writable)()
+        } else {
+            (before().flush)()
+        }
     }
 }

@@ -205,16 +205,6 @@ pub fn committing() -> Option<Told> {
     .flatten()
 }
 
-/// This transaction has an error to tell before it aborts, and its client does not listen: it is no longer at its
-/// commit, if it was.
-pub fn failed() {
-    locked(own_index(), |place| {
-        if place.state == State::Committing {
-            place.state = State::Open;
-        }
-    });
-}
-
 /// The transaction has ended. Its locks may still be held, but they are going. Whether it had locked a
 /// fence.
 pub fn ended() -> bool {
