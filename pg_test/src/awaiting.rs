@@ -278,7 +278,7 @@ fn procedure_holds_no_snapshot_while_it_waits() {
     for pid in [alone.pid, in_do.pid, snapshot.pid] {
         wait_for("the sleep", || {
             let asleep: bool = s.one(&format!(
-                "SELECT wait_event = 'leasehold wait' FROM pg_stat_activity WHERE pid = {pid}"
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'leasehold wait')"
             ));
             asleep.then_some(())
         });

@@ -397,6 +397,14 @@ impl Cluster {
         wait_for(what, || self.monitor(sql).then_some(()));
     }
 
+    /// Waits until a session that has answered is seen to wait for its client.
+    pub fn wait_until_idle(&self, pid: i32) {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'ClientRead')"
+        );
+        self.wait_sql(&sql, "the session to be idle");
+    }
+
     /// What the server has logged since it was made.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()

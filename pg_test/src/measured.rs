@@ -41,17 +41,17 @@ fn wait_and_hold_times_are_near_the_truth() {
     let mut s = db.session();
     // one that runs out is held for its TTL, however late that is noticed
     let begun = Instant::now();
-    let _: i64 = s.one("SELECT acquire_lease('r', ttl => '400ms')");
+    let _: i64 = s.one("SELECT acquire_lease('r', ttl => '1s')");
     let asked = Instant::now();
     let waiting = db.queued(db.session(), "r", WAIT);
     let queued = Instant::now();
     waiting.granted();
-    let least = 400.0 - ms(queued - begun);
+    let least = 1000.0 - ms(queued - begun);
     for column in ["wait_ms_p50", "wait_ms_p99"] {
         is_near(time(&db, column), least.max(0.0), ms(asked.elapsed()));
     }
     for column in ["hold_ms_p50", "hold_ms_p99"] {
-        is_near(time(&db, column), 400.0, 400.0);
+        is_near(time(&db, column), 1000.0, 1000.0);
     }
     // one that is released is held until then; so is one that is broken
     for end in [
@@ -69,19 +69,20 @@ fn wait_and_hold_times_are_near_the_truth() {
         s.exec(&format!("SELECT {end}"));
         is_near(time(&db, "hold_ms_p50"), least, ms(before.elapsed()));
     }
-    // a wait in vain is a wait
+    // a wait in vain is a wait; of a resource that was held for long already it might be refused
+    s.acquire("v");
     db.session().exec("SELECT leasehold.reset_stats()");
     let begun = Instant::now();
-    assert_eq!(s.text("SELECT acquire_lease('r', wait => '300ms')"), None);
+    assert_eq!(s.text("SELECT acquire_lease('v', wait => '300ms')"), None);
     is_near(time(&db, "wait_ms_p50"), 300.0, ms(begun.elapsed()));
     // renewed, it is held on; and no end of a lease is counted twice
     db.session().exec("SELECT leasehold.reset_stats()");
     let before = Instant::now();
-    let token: i64 = s.one("SELECT acquire_lease('w', ttl => '300ms')");
+    let token: i64 = s.one("SELECT acquire_lease('w', ttl => '1s')");
     let after = Instant::now();
     assert!(s.renew("w", token));
     wait_for("a while", || {
-        (after.elapsed() >= Duration::from_millis(350)).then_some(())
+        (after.elapsed() >= Duration::from_millis(1100)).then_some(())
     });
     let least = ms(after.elapsed());
     assert!(s.release("w", token));

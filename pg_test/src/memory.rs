@@ -361,7 +361,7 @@ fn durability_is_that_of_each_grant() {
 fn durable_lease_follows_a_memory_lease() {
     let db = Db::with(&[]);
     let mut s = memory(&db);
-    let lost = acquire_for(&mut s, "r", "500ms");
+    let lost = acquire_for(&mut s, "r", "1min");
     assert!(s.release("r", lost));
     let durable = db.session().acquire("r");
     assert!(durable > lost);

@@ -357,6 +357,7 @@ fn ended_session_is_told() {
     let (mut holder, mut zombie, mut taker) = (db.session(), db.session(), db.session());
     let token = acquire_as(&mut holder, "old", "1 microsecond");
     zombie.exec(&format!("BEGIN; SELECT fence('r', {token})"));
+    db.cluster.wait_until_idle(zombie.pid);
     let mark = last(&db);
     let next: i64 = taker.one(TAKE);
     // his application is not known to who ends him
@@ -371,6 +372,7 @@ fn ended_session_is_told() {
     let mut zombie = db.session();
     zombie.exec("BEGIN");
     let token = acquire_as(&mut zombie, "old", "1 microsecond");
+    db.cluster.wait_until_idle(zombie.pid);
     let mark = last(&db);
     let next: i64 = taker.one(TAKE);
     assert_eq!(
@@ -420,6 +422,8 @@ fn drain_is_told() {
     wait_for("the drain", || {
         (s.state_of("r") == "draining").then_some(())
     });
+    // once it is seen to wait it has tried the fence
+    db.wait_queue("r", &[taker.pid]);
     writer.exec("COMMIT");
     let (taker, next) = taker.granted();
     assert_eq!(

@@ -340,7 +340,7 @@ fn expiry_counts_once_when_it_is_noticed() {
     s.exec("SELECT break_lease('q')");
     moves(&db, &[("grants", 1)], || s.acquire("q"));
     // one that is waited for
-    let _: i64 = s.one("SELECT acquire_lease('w', ttl => '200ms')");
+    let _: i64 = s.one("SELECT acquire_lease('w', ttl => '2s')");
     moves(
         &db,
         &[
@@ -458,6 +458,8 @@ fn drains_count() {
             wait_for("the drain", || {
                 (s.state_of("r") == "draining").then_some(())
             });
+            // once it is seen to wait it has tried the fence
+            db.wait_queue("r", &[taker.pid]);
             writer.exec("COMMIT");
             taker.granted();
         },

@@ -42,7 +42,7 @@ fn is_full(db: &Db, resource: &str, waiting: usize, most: usize) {
     assert_eq!(before.len(), waiting);
     for sql in [
         format!("SELECT acquire_lease('{resource}', wait => '1min')"),
-        format!("SELECT acquire_lease('{resource}', wait => '1ms')"),
+        format!("SELECT acquire_lease('{resource}', wait => '1s')"),
         format!("CALL await_lease('{resource}')"),
     ] {
         let error = db.refused(&mut s, &sql, "LH005");
@@ -206,7 +206,7 @@ fn drain_of_a_lease_that_is_over_sheds_nobody() {
     let hasty = db.queued(
         db.session(),
         "r",
-        "SELECT acquire_lease('r', wait => '500ms')",
+        "SELECT acquire_lease('r', wait => '900ms')",
     );
     assert_eq!(hasty.join().1.expect("it is not shed"), None);
     writer.exec("COMMIT");

@@ -38,6 +38,8 @@ fn synchronous(settings: &[(&str, &str)]) -> Pair {
             AND current_setting('synchronous_standby_names') = '*'",
         "a synchronous standby",
     );
+    // commits wait once the checkpointer has read the setting, which it does before it begins a checkpoint
+    pair.db.cluster.connect().exec("CHECKPOINT");
     pair
 }
 

@@ -24,7 +24,7 @@ fn wait_shows_in_pg_stat_activity() {
     assert_eq!(s.text(wanted).as_deref(), Some("r 2 0"));
     for pid in [function.pid, procedure.pid] {
         let sql = format!(
-            "SELECT wait_event = 'leasehold wait' AND state = 'active' FROM pg_stat_activity WHERE pid = {pid}"
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'leasehold wait' AND state = 'active')"
         );
         db.cluster.wait_sql(&sql, "the wait event");
         s.terminate(pid);

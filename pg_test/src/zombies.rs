@@ -165,11 +165,12 @@ pub fn was_told_to_end(db: &Db, pid: i32) {
         format!(" [{pid}] "),
         " 57P01 FATAL:  terminating connection",
     );
-    let log = db.cluster.log();
-    let told = log
-        .lines()
-        .any(|line| line.contains(&process) && line.contains(end));
-    assert!(told, "process {pid} was not told to end");
+    wait_for(&format!("process {pid} to be told to end"), || {
+        let log = db.cluster.log();
+        log.lines()
+            .any(|line| line.contains(&process) && line.contains(end))
+            .then_some(())
+    });
 }
 
 /// The session goes on after its transaction was ended.
@@ -425,7 +426,7 @@ fn copy_that_waits_for_its_client_is_ended() {
         "SELECT EXISTS (SELECT FROM pg_stat_progress_copy)",
         "the COPY",
     );
-    wait_event(&db, pid, "ClientRead");
+    db.cluster.wait_until_idle(pid);
     take(&mut db.session());
     was_told_to_end(&db, pid);
     writer.finish().expect_err("it came to its end");
@@ -438,7 +439,7 @@ fn session_that_shows_no_activity_is_ended() {
     let mut s = db.session_with_options("-c track_activities=off");
     let token = zombie(&mut s);
     // until then its statement would be cancelled
-    wait_event(&db, s.pid, "ClientRead");
+    db.cluster.wait_until_idle(s.pid);
     let mut taker = db.session_with_options("-c track_activities=off");
     take(&mut taker);
     was_ended(&db, &mut s);
@@ -660,6 +661,7 @@ fn policy_cancel_ends_statements_only() {
     let db = server("0", "cancel");
     let (mut s, mut taker) = (db.session(), db.session());
     zombie(&mut s);
+    db.cluster.wait_until_idle(s.pid);
     is_left_alone(&db, &mut s);
     s.exec("COMMIT");
     assert_eq!(n_of_doc(&db), 1);
