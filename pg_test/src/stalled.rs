@@ -14,6 +14,7 @@ crate::tests![
     cancel_that_its_client_does_not_read_is_in_nobodys_way,
     error_that_its_client_does_not_read_is_in_nobodys_way,
     error_that_no_connection_has_room_for_is_in_nobodys_way,
+    error_is_told_before_its_sync,
     failed_commit_that_its_client_does_not_read_is_in_nobodys_way,
     warning_of_a_commit_that_its_client_does_not_read_is_in_nobodys_way,
     error_in_a_savepoint_that_its_client_does_not_read_is_in_nobodys_way,
@@ -152,6 +153,23 @@ fn error_that_no_connection_has_room_for_is_in_nobodys_way() {
     take(&mut db.session());
     no_one_was_signalled(&db);
     is_told(&mut wire, pid, 0, "P0001");
+}
+
+/// A client may wait for the error before it sends anything else: nothing follows that would take it along.
+fn error_is_told_before_its_sync() {
+    let (db, room) = server_and_room("wait");
+    for begin in ["SELECT 1", "SAVEPOINT s"] {
+        let (mut wire, pid) = zombie(&db, "");
+        wire.query(begin);
+        wire.begin_series(&rows(room, ERROR));
+        wait_event(&db, pid, "ClientWrite");
+        let answer = wire.error();
+        assert_eq!(answer.values.len(), room, "{begin}");
+        assert_eq!(answer.sqlstate.as_deref(), Some("22012"), "{begin}");
+        assert!(wire.sync().is_ready);
+        let answer = wire.query("ROLLBACK; SELECT pg_backend_pid()");
+        assert_eq!(answer.values, [Some(pid.to_string())]);
+    }
 }
 
 /// A commit that fails after the point from which it is never cut off.

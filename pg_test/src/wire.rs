@@ -79,19 +79,39 @@ impl Wire {
         self.answer()
     }
 
+    /// Sends a statement and asks for what comes of it, but does not close the series with a Sync.
+    pub fn begin_series(&mut self, sql: &str) {
+        self.write(&[statement(sql), message(b'H', b"")].concat());
+    }
+
+    /// Closes a series, and reads until the server is ready again.
+    pub fn sync(&mut self) -> Answer {
+        self.write(&message(b'S', b""));
+        self.answer()
+    }
+
     /// Reads until the server is ready again, or ends the connection.
     pub fn answer(&mut self) -> Answer {
+        self.answer_up_to(b'Z')
+    }
+
+    /// Reads up to the next error.
+    pub fn error(&mut self) -> Answer {
+        self.answer_up_to(b'E')
+    }
+
+    fn answer_up_to(&mut self, last: u8) -> Answer {
         let mut answer = Answer::default();
         while let Some((kind, body)) = self.next() {
             match kind {
                 b'D' => answer.values.push(first_column(&body)),
                 b'E' => answer.sqlstate = Some(sqlstate(&body)),
                 b'N' => answer.warnings.push(sqlstate(&body)),
-                b'Z' => {
-                    answer.is_ready = true;
-                    break;
-                }
+                b'Z' => answer.is_ready = true,
                 _ => {}
+            }
+            if kind == last {
+                break;
             }
         }
         answer

@@ -7,17 +7,22 @@
 //! (PostgreSQL 15 to 18: `PostgresMain`, `errfinish`, `ProcessClientWriteInterrupt`.)
 //!
 //! So in a transaction that leasehold knows such messages are put into the backend's buffer, which grows for them, and go
-//! out as far as there is room. The rest goes out before whatever is sent next, which is after the abort, and where a
-//! SIGTERM is seen. What a FATAL error has no room for is lost with the connection, as it is where PostgreSQL
-//! itself is interrupted in a write.
+//! out as far as there is room. The rest goes out before the backend reads what its client wants next: then the
+//! abort is done, and a SIGTERM is seen. (It must go out even though nothing else may follow: a client may wait for the
+//! error before it sends a Sync.) What a FATAL error has no room for is lost with the connection, as it is where
+//! PostgreSQL itself is interrupted in a write.
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use pgrx::pg_sys;
 
 use crate::xact;
+
+/// How many bytes of notices may be kept, before PostgreSQL waits as ever: it is that which slows down the parallel
+/// workers that they come from.
+const MAX_NOTICES: usize = 1 << 20;
 
 /// `PQcommMethods`: how a process talks to its client, in PostgreSQL 15 to 18.
 #[derive(Clone, Copy)]
@@ -32,21 +37,38 @@ struct Methods {
 }
 
 mod raw {
-    use super::Methods;
+    use super::{Methods, pg_sys};
 
     unsafe extern "C-unwind" {
         pub static mut PqCommMethods: *const Methods;
+        // with no guard of pgrx's: it cannot raise
+        pub fn MemoryContextRegisterResetCallback(
+            context: pg_sys::MemoryContext,
+            callback: *mut pg_sys::MemoryContextCallback,
+        );
     }
 }
 
 /// What PostgreSQL had, and what stands in its place: the same but for three of them.
 static METHODS: OnceLock<[Methods; 2]> = OnceLock::new();
 
+/// What PostgreSQL calls before it reads the next message.
+static mut REST: pg_sys::MemoryContextCallback = pg_sys::MemoryContextCallback {
+    func: Some(send_rest),
+    arg: std::ptr::null_mut(),
+    next: std::ptr::null_mut(),
+};
+
 thread_local! {
-    /// A message is being put into the buffer: that comes back here.
-    static PUTS: Cell<bool> = const { Cell::new(false) };
+    /// A call of what PostgreSQL had is under way. One that comes in the midst of it is not looked at, and what an error
+    /// leaves behind means that until the error is told.
+    static IS_BUSY: Cell<bool> = const { Cell::new(false) };
     /// The last message must not be waited for.
     static TELLS: Cell<bool> = const { Cell::new(false) };
+    /// The rest is going to be sent.
+    static IS_DUE: Cell<bool> = const { Cell::new(false) };
+    /// Bytes that were not waited for since the buffer was empty.
+    static KEPT: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Stands between PostgreSQL and the clients' sockets. Only while preloading: every backend inherits it, and parallel
@@ -81,9 +103,17 @@ unsafe fn before() -> &'static Methods {
     }
 }
 
+/// A call of what PostgreSQL had, which may come back to those below.
+fn busy<R>(call: impl FnOnce() -> R) -> R {
+    let was_busy = IS_BUSY.replace(true);
+    let result = call();
+    IS_BUSY.set(was_busy);
+    result
+}
+
 /// After an error, before it is told.
 unsafe extern "C-unwind" fn comm_reset() {
-    PUTS.set(false);
+    IS_BUSY.set(false);
     TELLS.set(false);
     // SAFETY: called by PostgreSQL through what `register` has set
     unsafe { (before().comm_reset)() }
@@ -93,41 +123,66 @@ unsafe extern "C-unwind" fn comm_reset() {
 unsafe extern "C-unwind" fn putmessage(kind: c_char, body: *const c_char, length: usize) -> c_int {
     // SAFETY: as above; the arguments go on as they are
     unsafe {
-        if PUTS.get() {
+        if IS_BUSY.get() {
             return (before().putmessage)(kind, body, length);
         }
-        let tells = !xact::is_idle() && must_not_wait(kind);
-        TELLS.set(tells);
-        if !tells {
-            return (before().putmessage)(kind, body, length);
+        TELLS.set(false);
+        if xact::is_idle() || !must_not_wait(kind, length) {
+            return busy(|| (before().putmessage)(kind, body, length));
         }
-        PUTS.set(true);
-        (before().putmessage_noblock)(kind, body, length);
-        PUTS.set(false);
+        busy(|| {
+            // so that the buffer grows by what there is no room for only
+            (before().flush_if_writable)();
+            (before().putmessage_noblock)(kind, body, length);
+        });
+        KEPT.set(KEPT.get().saturating_add(length));
+        TELLS.set(true);
         0
     }
 }
 
-/// Whether a message of this kind would be waited for deaf to signals.
-fn must_not_wait(kind: c_char) -> bool {
+/// Whether a message would be waited for deaf to signals.
+fn must_not_wait(kind: c_char, length: usize) -> bool {
     const ERROR_RESPONSE: u8 = b'E';
     const NOTICE_RESPONSE: u8 = b'N';
-    // SAFETY: a variable of this backend
-    let are_interrupts_held = unsafe { pg_sys::InterruptHoldoffCount } > 0;
+    // SAFETY: variables of this backend
+    let (are_interrupts_held, is_critical) = unsafe {
+        (
+            pg_sys::InterruptHoldoffCount > 0,
+            pg_sys::CritSectionCount > 0,
+        )
+    };
     match kind.cast_unsigned() {
+        // nothing may be allocated there
+        _ if is_critical => false,
         ERROR_RESPONSE => true,
-        NOTICE_RESPONSE => are_interrupts_held,
+        NOTICE_RESPONSE => are_interrupts_held && KEPT.get().saturating_add(length) < MAX_NOTICES,
         _ => false,
     }
 }
 
 unsafe extern "C-unwind" fn flush() -> c_int {
-    // SAFETY: as above
+    // SAFETY: as above; the main loop's context is there in every process that has a client
     unsafe {
-        if TELLS.replace(false) {
-            (before().flush_if_writable)()
-        } else {
-            (before().flush)()
+        let tells = TELLS.replace(false);
+        if IS_BUSY.get() || !tells || pg_sys::MessageContext.is_null() {
+            return busy(|| (before().flush)());
         }
+        let result = busy(|| (before().flush_if_writable)());
+        if !(before().is_send_pending)() {
+            KEPT.set(0);
+        } else if !IS_DUE.replace(true) {
+            raw::MemoryContextRegisterResetCallback(pg_sys::MessageContext, &raw mut REST);
+        }
+        result
     }
+}
+
+/// The main loop is about to read, or to say that it is ready: interrupts are on, and the transaction is aborted as far as
+/// it is going to be.
+unsafe extern "C-unwind" fn send_rest(_arg: *mut c_void) {
+    IS_DUE.set(false);
+    KEPT.set(0);
+    // SAFETY: as above
+    unsafe { busy(|| (before().flush)()) };
 }
