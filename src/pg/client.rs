@@ -6,11 +6,12 @@
 //! the message of a FATAL error, and for warnings on the way out of a transaction and on behalf of parallel workers.
 //! (PostgreSQL 15 to 18: `PostgresMain`, `errfinish`, `ProcessClientWriteInterrupt`.)
 //!
-//! So in a transaction that leasehold knows such messages are put into the backend's buffer, which grows for them, and go
-//! out as far as there is room. The rest goes out before the backend reads what its client wants next: then the
-//! abort is done, and a SIGTERM is seen. (It must go out even though nothing else may follow: a client may wait for the
-//! error before it sends a Sync.) What a FATAL error has no room for is lost with the connection, as it is where
-//! PostgreSQL itself is interrupted in a write.
+//! So in a transaction that leasehold knows such messages are put into the backend's buffer, which grows for them (and
+//! stays so large), and go out as far as there is room. The rest goes out before the backend reads what its client wants
+//! next: then the abort is done, and a SIGTERM is seen, which matters where a savepoint has kept the transaction
+//! from it. It must go out even though nothing else may follow: a client may wait for the error before it sends a
+//! Sync. What a FATAL error has no room for is lost with the connection, as it is where PostgreSQL itself is
+//! interrupted in a write.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
@@ -23,6 +24,9 @@ use crate::xact;
 /// How many bytes of notices may be kept, before PostgreSQL waits as ever: it is that which slows down the parallel
 /// workers that they come from.
 const MAX_NOTICES: usize = 1 << 20;
+
+const ERROR_RESPONSE: u8 = b'E';
+const NOTICE_RESPONSE: u8 = b'N';
 
 /// `PQcommMethods`: how a process talks to its client, in PostgreSQL 15 to 18.
 #[derive(Clone, Copy)]
@@ -67,8 +71,10 @@ thread_local! {
     static TELLS: Cell<bool> = const { Cell::new(false) };
     /// The rest is going to be sent.
     static IS_DUE: Cell<bool> = const { Cell::new(false) };
-    /// Bytes that were not waited for since the buffer was empty.
+    /// Bytes of notices that were not waited for since the buffer was empty.
     static KEPT: Cell<usize> = const { Cell::new(0) };
+    /// There was no memory for a message: the next is PostgreSQL's.
+    static HAS_FAILED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Stands between PostgreSQL and the clients' sockets. Only while preloading: every backend inherits it, and parallel
@@ -113,7 +119,7 @@ fn busy<R>(call: impl FnOnce() -> R) -> R {
 
 /// After an error, before it is told.
 unsafe extern "C-unwind" fn comm_reset() {
-    IS_BUSY.set(false);
+    HAS_FAILED.set(IS_BUSY.take());
     TELLS.set(false);
     // SAFETY: called by PostgreSQL through what `register` has set
     unsafe { (before().comm_reset)() }
@@ -135,7 +141,9 @@ unsafe extern "C-unwind" fn putmessage(kind: c_char, body: *const c_char, length
             (before().flush_if_writable)();
             (before().putmessage_noblock)(kind, body, length);
         });
-        KEPT.set(KEPT.get().saturating_add(length));
+        if kind.to_ne_bytes() == [NOTICE_RESPONSE] {
+            KEPT.set(KEPT.get().saturating_add(length));
+        }
         TELLS.set(true);
         0
     }
@@ -143,8 +151,6 @@ unsafe extern "C-unwind" fn putmessage(kind: c_char, body: *const c_char, length
 
 /// Whether a message would be waited for deaf to signals.
 fn must_not_wait(kind: c_char, length: usize) -> bool {
-    const ERROR_RESPONSE: u8 = b'E';
-    const NOTICE_RESPONSE: u8 = b'N';
     // SAFETY: variables of this backend
     let (are_interrupts_held, is_critical) = unsafe {
         (
@@ -152,9 +158,9 @@ fn must_not_wait(kind: c_char, length: usize) -> bool {
             pg_sys::CritSectionCount > 0,
         )
     };
-    match kind.cast_unsigned() {
+    match kind.to_ne_bytes()[0] {
         // nothing may be allocated there
-        _ if is_critical => false,
+        _ if is_critical || HAS_FAILED.take() => false,
         ERROR_RESPONSE => true,
         NOTICE_RESPONSE => are_interrupts_held && KEPT.get().saturating_add(length) < MAX_NOTICES,
         _ => false,
@@ -166,7 +172,11 @@ unsafe extern "C-unwind" fn flush() -> c_int {
     unsafe {
         let tells = TELLS.replace(false);
         if IS_BUSY.get() || !tells || pg_sys::MessageContext.is_null() {
-            return busy(|| (before().flush)());
+            let result = busy(|| (before().flush)());
+            if !(before().is_send_pending)() {
+                KEPT.set(0);
+            }
+            return result;
         }
         let result = busy(|| (before().flush_if_writable)());
         if !(before().is_send_pending)() {
@@ -178,8 +188,8 @@ unsafe extern "C-unwind" fn flush() -> c_int {
     }
 }
 
-/// The main loop is about to read, or to say that it is ready: interrupts are on, and the transaction is aborted as far as
-/// it is going to be.
+/// The main loop is about to read, or to say that it is ready: interrupts are on, and the transaction is aborted, or as much
+/// of it as a savepoint has saved the rest from.
 unsafe extern "C-unwind" fn send_rest(_arg: *mut c_void) {
     IS_DUE.set(false);
     KEPT.set(0);
