@@ -265,6 +265,10 @@ fn holder_his_session_and_waiters_are_found() {
         ),
     );
     assert_eq!(desk.count(WAITERS, 0, "true"), 2);
+    // a waiter is awake now and then, to look
+    wait_for("both to be asleep", || {
+        (desk.count(WAITERS, 0, "wait_event = 'leasehold wait'") == 2).then_some(())
+    });
     for (position, pid) in [(1, first.pid), (2, second.pid)] {
         desk.says(
             WAITERS,

@@ -4,13 +4,15 @@
 //! message. So the tests fill what the connection has room for, to the last message that fits: what comes next waits.
 
 use crate::cluster::{Db, wait_for};
-use crate::wire::{Answer, Wire};
+use crate::wire::{Wire, message};
 use crate::zombies::{
     await_a_standby_that_is_not_there, n_of_doc, no_one_was_signalled, open, server, take,
     wait_event, was_told_to_end,
 };
 
 crate::tests![
+    client_that_reads_no_more_is_in_nobodys_way,
+    copy_that_waits_for_its_client_is_ended,
     cancel_that_its_client_does_not_read_is_in_nobodys_way,
     error_that_its_client_does_not_read_is_in_nobodys_way,
     error_that_no_connection_has_room_for_is_in_nobodys_way,
@@ -21,6 +23,7 @@ crate::tests![
     end_that_its_client_does_not_read_is_in_nobodys_way,
     end_of_an_idle_client_that_does_not_read_is_in_nobodys_way,
     end_that_there_is_room_for_is_told,
+    notices_of_a_parallel_worker_wait_for_their_client,
 ];
 
 /// Text of a row that fills a backend's buffer of 8 kB: one row is one write to the socket.
@@ -112,16 +115,42 @@ fn is_told(wire: &mut Wire, pid: i32, count: usize, sqlstate: &str) {
     assert_eq!(answer.values, [Some(pid.to_string())]);
 }
 
-/// The session is ended for who wants the resource, and the client gets what was sent, and then the end of its
-/// connection.
+/// The session is ended for who wants the resource, and the client gets so many rows, and then the end of its
+/// connection. Where the next row was on its way, the end of the last one is lost with the backend's buffer.
 #[track_caller]
-fn is_ended(db: &Db, wire: &mut Wire, pid: i32) -> Answer {
+fn is_ended(db: &Db, mut wire: Wire, pid: i32, count: usize, is_ready: bool) {
     take(&mut db.session());
     was_told_to_end(db, pid);
     assert_eq!(n_of_doc(db), 0, "the zombie's write is there");
     let answer = wire.answer();
     assert_eq!(answer.sqlstate, None, "there was room for more");
-    answer
+    assert_eq!((answer.values.len(), answer.is_ready), (count, is_ready));
+}
+
+fn client_that_reads_no_more_is_in_nobodys_way() {
+    let (db, room) = server_and_room("terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin(&only_rows(2 * room));
+    wait_event(&db, pid, "ClientWrite");
+    is_ended(&db, wire, pid, room - 1, false);
+}
+
+fn copy_that_waits_for_its_client_is_ended() {
+    let db = server("0", "terminate");
+    let (mut wire, pid) = zombie(&db, "");
+    wire.begin("COPY plain FROM STDIN");
+    wire.write(&message(b'd', b"1\n"));
+    db.cluster.wait_sql(
+        "SELECT EXISTS (SELECT FROM pg_stat_progress_copy WHERE bytes_processed > 0)",
+        "the row",
+    );
+    db.cluster.wait_until_idle(pid);
+    take(&mut db.session());
+    was_told_to_end(&db, pid);
+    let answer = wire.answer();
+    assert_eq!(answer.sqlstate.as_deref(), Some("57P01"));
+    assert_eq!(n_of_doc(&db), 0);
+    assert_eq!(db.session().one::<i64>("SELECT count(*) FROM plain"), 1);
 }
 
 fn cancel_that_its_client_does_not_read_is_in_nobodys_way() {
@@ -215,9 +244,7 @@ fn error_in_a_savepoint_that_its_client_does_not_read_is_in_nobodys_way() {
     assert_eq!(wire.query("SAVEPOINT s").sqlstate, None);
     wire.begin(&rows(room, ERROR));
     wait_event(&db, pid, "ClientWrite");
-    let answer = is_ended(&db, &mut wire, pid);
-    // the end of the last row is in the backend's buffer
-    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+    is_ended(&db, wire, pid, room - 1, false);
 }
 
 fn end_that_its_client_does_not_read_is_in_nobodys_way() {
@@ -225,8 +252,7 @@ fn end_that_its_client_does_not_read_is_in_nobodys_way() {
     let (mut wire, pid) = zombie(&db, "");
     wire.begin(&rows(room, "swallow()"));
     wait_event(&db, pid, "PgSleep");
-    let answer = is_ended(&db, &mut wire, pid);
-    assert_eq!((answer.values.len(), answer.is_ready), (room - 1, false));
+    is_ended(&db, wire, pid, room - 1, false);
 }
 
 fn end_of_an_idle_client_that_does_not_read_is_in_nobodys_way() {
@@ -235,8 +261,7 @@ fn end_of_an_idle_client_that_does_not_read_is_in_nobodys_way() {
     // the last row goes out with the end of the query, in one write that fills the room
     wire.begin(&rows(room - 1, &format!("repeat('x', {ROW} - 200)")));
     is_idle(&db, pid);
-    let answer = is_ended(&db, &mut wire, pid);
-    assert_eq!((answer.values.len(), answer.is_ready), (room, true));
+    is_ended(&db, wire, pid, room, true);
 }
 
 fn end_that_there_is_room_for_is_told() {
@@ -250,6 +275,33 @@ fn end_that_there_is_room_for_is_told() {
     assert_eq!((answer.values.len(), answer.is_ready), (room / 2, true));
     let answer = wire.answer();
     assert_eq!(answer.sqlstate.as_deref(), Some("57P01"));
+}
+
+/// What nobody reads is kept to a bound: beyond it the worker is slowed down, as ever, and nothing is lost.
+fn notices_of_a_parallel_worker_wait_for_their_client() {
+    let db = server("0", "wait");
+    db.session().exec(
+        "CREATE FUNCTION flood() RETURNS text LANGUAGE plpgsql PARALLEL SAFE AS $$
+         BEGIN
+           FOR i IN 1..5000 LOOP RAISE NOTICE '%', repeat('x', 1000); END LOOP;
+           RETURN 'done';
+         END $$",
+    );
+    let (mut wire, pid) = zombie(&db, "");
+    let answer = wire.query(
+        "SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000
+                                THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false)",
+    );
+    assert_eq!(answer.sqlstate, None);
+    wire.begin("SELECT flood()");
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'ClientWrite')
+            AND EXISTS (SELECT FROM pg_stat_activity WHERE leader_pid = {pid} AND wait_event = 'MessageQueuePutMessage')"
+    );
+    db.cluster.wait_sql(&sql, "the worker to wait");
+    let answer = wire.answer();
+    assert_eq!((answer.warnings.len(), answer.is_ready), (5000, true));
+    assert_eq!(answer.values, [Some("done".to_owned())]);
 }
 
 /// The session has told the end of its rows, and waits for its client.

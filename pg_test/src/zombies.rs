@@ -4,13 +4,10 @@
 //! shown with a grace, or a policy, that no test outlasts. That a grace has passed is shown by the server's own times,
 //! of which only the least is asserted.
 
-use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use postgres::{Client, NoTls};
 
 use crate::cluster::{Cluster, Db, wait_for};
 use crate::pgbouncer::PgBouncer;
@@ -27,8 +24,6 @@ crate::tests![
     zombie_that_goes_back_to_a_savepoint_is_ended,
     zombie_that_waits_for_a_row_is_cancelled,
     every_zombie_of_a_resource_is_ended,
-    client_that_reads_no_more_is_in_nobodys_way,
-    copy_that_waits_for_its_client_is_ended,
     session_that_shows_no_activity_is_ended,
     commit_is_never_cut_off,
     deferred_trigger_is_not_the_commit_yet,
@@ -382,56 +377,6 @@ fn every_zombie_of_a_resource_is_ended() {
     active.join().1.expect_err("it came to its end").is("57014");
     was_ended(&db, &mut idle);
     fencing.iter_mut().for_each(|s| was_ended(&db, s));
-}
-
-/// A client of its own kind, whose transaction is a zombie's, and the pid of its backend.
-fn raw_zombie(db: &Db) -> (Client, i32) {
-    let mut client = db
-        .cluster
-        .config()
-        .dbname(&db.name)
-        .connect(NoTls)
-        .expect("the server takes connections");
-    let pid = client
-        .query_one("SELECT pg_backend_pid()", &[])
-        .expect("a pid")
-        .get(0);
-    let token = db.session().acquire_expired("r");
-    client
-        .batch_execute(&open(token))
-        .expect("nobody wants it yet");
-    (client, pid)
-}
-
-fn client_that_reads_no_more_is_in_nobodys_way() {
-    let db = server("0", "terminate");
-    let (mut client, pid) = raw_zombie(&db);
-    let endless = "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 1000000)) TO STDOUT";
-    let mut reader = client.copy_out(endless).expect("it begins");
-    // it may have room again for a moment: `stalled` has what comes of that
-    wait_event(&db, pid, "ClientWrite");
-    take(&mut db.session());
-    let mut rest = Vec::new();
-    reader
-        .read_to_end(&mut rest)
-        .expect_err("it came to its end");
-    assert_eq!(n_of_doc(&db), 0);
-}
-
-fn copy_that_waits_for_its_client_is_ended() {
-    let db = server("0", "terminate");
-    let (mut client, pid) = raw_zombie(&db);
-    let writer = client.copy_in("COPY plain FROM STDIN").expect("it begins");
-    db.cluster.wait_sql(
-        "SELECT EXISTS (SELECT FROM pg_stat_progress_copy)",
-        "the COPY",
-    );
-    db.cluster.wait_until_idle(pid);
-    take(&mut db.session());
-    was_told_to_end(&db, pid);
-    writer.finish().expect_err("it came to its end");
-    assert_eq!(n_of_doc(&db), 0);
-    assert_eq!(db.session().one::<i64>("SELECT count(*) FROM plain"), 1);
 }
 
 fn session_that_shows_no_activity_is_ended() {
